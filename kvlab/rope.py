@@ -1,0 +1,196 @@
+"""Rotary position embedding: the frequencies, the tables, the rotation.
+
+    x = [1, 2, 3, 4, 5, 6, 7, 8], position 1, theta 10 000
+    half-split:   pairs (1,5) (2,6) (3,7) (4,8)  -> [-3.667, 1.391, 2.930, 3.992, 3.543, ...]
+    interleaved:  pairs (1,2) (3,4) (5,6) (7,8)  -> [-1.143, 1.922, 2.586, 4.280, 4.940, ...]
+
+Pair i of a head turns by the angle position * inv_freq[i]. Only the difference of two
+positions survives in a dot product, which is why a key can be rotated once and kept.
+The rules that bend inv_freq for long contexts live in rope_scaling.py.
+
+Everything here is a pure function of its arguments, except RopeTable, which keeps the rows
+that it has already built. Angles are always computed in float32: in bfloat16 the integers
+above 256 are no longer all different, so neighbouring positions would share an angle.
+
+Source: Su et al. 2021, arXiv 2104.09864. Checkpoints in Hugging Face format use half-split.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvlab.errors import KvlabError
+from kvlab.rope_scaling import RopeError, inverse_frequencies, length_limit
+from kvlab.specs import RopeSpec
+
+__all__ = [
+    "RopeError",
+    "RopeTable",
+    "StaleRotation",
+    "apply_rope",
+    "interleave_permutation",
+    "rope_inv_freq",
+    "rope_tables",
+    "rotary_dim_of",
+    "table_id",
+]
+
+
+class StaleRotation(KvlabError):
+    """The table would have to change while keys rotated with the old one are still cached."""
+
+
+def rotary_dim_of(head_dim: int, partial_rotary_factor: float = 1.0) -> int:
+    """Number of rotated dimensions: head_dim * factor, cut down to an even integer.
+
+    192 * 0.334 = 64.1 -> 64. Dimensions past the result pass through unchanged.
+    """
+    if not 0.0 <= partial_rotary_factor <= 1.0:
+        raise RopeError(
+            f"partial_rotary_factor is {partial_rotary_factor}, expected a share between 0 and 1"
+        )
+    # The small allowance keeps 0.1 * 80 from becoming 7.999... and losing a pair.
+    return 2 * int((head_dim * partial_rotary_factor + 1e-6) // 2)
+
+
+def rope_inv_freq(rope: RopeSpec, seq_len: int | None = None) -> tuple[torch.Tensor, float]:
+    """Radians per position of every pair, and the factor that multiplies cos and sin.
+
+    rope     settings of one layer kind
+    seq_len  total length, only read by the rules whose table depends on it (dynamic, longrope)
+
+    Returns inv_freq [rotary_dim / 2] float32 and the attention factor (1.0 for most rules).
+    """
+    return inverse_frequencies(rope, seq_len)
+
+
+def rope_tables(
+    rope: RopeSpec, positions: int | torch.Tensor, *, seq_len: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every angle, float32.
+
+    positions  an integer n for positions 0..n-1, or a tensor of positions of any shape [...]
+    seq_len    see rope_inv_freq
+
+    Returns cos, sin, each [n, rotary_dim / 2] (or [..., rotary_dim / 2]), already multiplied
+    by the attention factor.
+    """
+    if isinstance(positions, int):
+        positions = torch.arange(positions)
+    inv_freq, attention_factor = rope_inv_freq(rope, seq_len)
+    angles = positions.to(torch.float32)[..., None] * inv_freq.to(positions.device)
+    return angles.cos() * attention_factor, angles.sin() * attention_factor
+
+
+def apply_rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Rotate the heads of x. Same shape and dtype come back.
+
+    x            [..., heads, head_dim]: queries or keys, before the cache write
+    cos, sin     [..., rotary_dim / 2]: the rows of x's positions; one row serves all heads
+    interleaved  False: dimension i is paired with i + rotary_dim / 2 (Llama in Hugging Face
+                 format, GPT-NeoX). True: dimension 2i with 2i + 1 (the original layout).
+    """
+    half = cos.shape[-1]
+    assert x.shape[-1] >= 2 * half, f"head_dim {x.shape[-1]} is below the {2 * half} rotated dims"
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    if interleaved:
+        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+        pair = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        rotated = pair.flatten(-2)
+    else:
+        first, second = x[..., :half], x[..., half : 2 * half]
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    if 2 * half == x.shape[-1]:
+        return rotated.to(x.dtype)
+    return torch.cat((rotated.to(x.dtype), x[..., 2 * half :]), dim=-1)
+
+
+def interleave_permutation(rotary_dim: int) -> torch.Tensor:
+    """The order that turns an interleaved head into a half-split one.
+
+    rotary_dim 8 -> [0, 2, 4, 6, 1, 3, 5, 7]
+
+    `x[..., perm]` of an interleaved head, rotated half-split, is the interleaved rotation of
+    x in the same order. Applied to the rows of W_q and W_k alike it changes no score, which is
+    how checkpoints are converted from one layout to the other.
+    """
+    return torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
+
+
+def table_id(rope: RopeSpec, seq_len: int) -> str:
+    """A name for the table that a total length of seq_len asks for.
+
+    Two lengths with different ids need differently rotated keys, so a cache filled under one
+    id cannot be read under the other. Most rules have a single table, "fixed".
+    """
+    limit = length_limit(rope)
+    if limit is None:
+        return "fixed"
+    if seq_len <= limit:
+        return "short"
+    return "long" if rope.rope_type == "longrope" else f"length-{seq_len}"
+
+
+class RopeTable:
+    """cos and sin by position, built once and grown on demand.
+
+    rope         settings of one layer kind
+    max_seq_len  the longest total length that will be served. It picks the table of the rules
+                 that have several, once, before the first key is cached (vLLM does the same
+                 for longrope). None: up to the length the model was first trained for.
+
+    A position past the chosen table raises StaleRotation instead of quietly switching, since
+    the keys already cached were rotated with the old table.
+    """
+
+    def __init__(
+        self,
+        rope: RopeSpec,
+        max_seq_len: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.rope = rope
+        self.limit = length_limit(rope)  # None: one table serves every length
+        if self.limit is not None and max_seq_len is not None and max_seq_len > self.limit:
+            self.limit = max_seq_len if rope.rope_type == "dynamic" else None
+            self._seq_len: int | None = max_seq_len
+        else:
+            self._seq_len = self.limit
+        self.table_id = table_id(rope, self._seq_len or 1)
+        self.device, self.dtype = torch.device(device), dtype
+        self.cos = torch.empty(0, rope.rotary_dim // 2, dtype=dtype, device=self.device)
+        self.sin = self.cos.clone()
+
+    def grow(self, num_positions: int) -> None:
+        """Make sure that rows 0..num_positions-1 exist."""
+        if self.limit is not None and num_positions > self.limit:
+            raise StaleRotation(
+                f"position {num_positions - 1} needs a total length of {num_positions}, but this "
+                f"{self.rope.rope_type} table ({self.table_id}) is right up to {self.limit} "
+                "tokens. Keys already cached are rotated with it and would go stale. Give "
+                "max_seq_len so that the table is chosen once, or recompute the prompt, or "
+                "cache unrotated keys and rotate them on read."
+            )
+        if num_positions <= self.cos.shape[0]:
+            return
+        rows = max(num_positions, 2 * self.cos.shape[0])
+        if self.limit is not None:
+            rows = min(rows, self.limit)
+        cos, sin = rope_tables(self.rope, rows, seq_len=self._seq_len)
+        self.cos = cos.to(device=self.device, dtype=self.dtype)
+        self.sin = sin.to(device=self.device, dtype=self.dtype)
+
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin [*positions.shape, rotary_dim / 2] of the given positions (integers >= 0)."""
+        if positions.numel():
+            self.grow(int(positions.max()) + 1)
+        return self.cos[positions], self.sin[positions]
+
+    def __repr__(self) -> str:
+        settings: dict[str, Any] = {"rows": self.cos.shape[0], "table": self.table_id}
+        return f"RopeTable({self.rope.rope_type}, {settings})"
