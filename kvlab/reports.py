@@ -1,0 +1,111 @@
+"""Answers in plain JSON values: what the command line prints and what a widget asks for.
+
+One function per question. Each takes and returns only numbers, strings, lists and dicts, uses
+nothing outside the standard library, and raises a KvlabError for an input it cannot answer.
+"""
+
+from __future__ import annotations
+
+from kvlab import costs
+from kvlab.errors import KvlabError
+from kvlab.specs import ModelSpec
+
+#: The H100 SXM datasheet's memory bandwidth, in bytes a second: the book's default roof.
+DEFAULT_BANDWIDTH = 3.35e12
+
+
+class ReportError(KvlabError):
+    """A question that cannot be answered as it was put."""
+
+
+def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, str]:
+    """(P, what it is) for "coarse", "exact" or a number.
+
+    Coarse is the resident count rounded to three significant digits, as a model card states it.
+    Exact is the number of matrix weights that a decode step streams.
+    """
+    if params == "exact":
+        return costs.streamed_params(spec), "exact: matrix weights streamed per step"
+    if params == "coarse":
+        resident = costs.resident_params(spec)
+        return int(float(f"{resident:.2e}")), "coarse: resident parameters, three digits"
+    try:
+        number = float(params)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 < number < 1e18:
+        raise ReportError(
+            f"--params: given {params!r}; expected coarse, exact or a positive number such as 8.03e9"
+        )
+    return int(number), "coarse: the number given"
+
+
+def _require_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**12:
+        raise ReportError(f"{name}: given {value!r}; expected a whole number, {least} or more")
+
+
+def _require_full_attention(spec: ModelSpec) -> None:
+    odd = sorted({layer.kind for _, layer in spec.layer_groups} - {"full"})
+    if odd:
+        raise ReportError(
+            f"{spec.name}: has layers of kind {', '.join(odd)}; the run's cost is worked out for "
+            f"full attention on every layer. `kvlab kv` sizes the cache of this model"
+        )
+
+
+def cost_report(
+    spec: ModelSpec,
+    prompt: int = 2048,
+    decode: int = 512,
+    params: str | float = "coarse",
+    bandwidth: float = DEFAULT_BANDWIDTH,
+    bytes_per_element: int = 2,
+) -> dict:
+    """The cost of n decode forwards after a prompt of p, without a cache and with one."""
+    _require_count("--prompt", prompt, 0)
+    _require_count("--decode", decode, 1)
+    if not isinstance(bandwidth, int | float) or not 0 < bandwidth < float("inf"):
+        raise ReportError(f"--bandwidth: given {bandwidth!r}; expected bytes per second above 0")
+    _require_full_attention(spec)
+    num_parameters, accounting = accounting_parameters(spec, params)
+
+    uncached = {
+        "projection_flops": costs.uncached_run_projection_flops(num_parameters, prompt, decode),
+        "attention_flops": costs.uncached_run_attention_flops(spec, prompt, decode),
+    }
+    cached = {
+        "projection_flops": costs.cached_run_projection_flops(num_parameters, decode),
+        "attention_flops": costs.cached_run_attention_flops(spec, prompt, decode),
+    }
+    for run in (uncached, cached):
+        run["total_flops"] = run["projection_flops"] + run["attention_flops"]
+
+    last, middle = prompt + decode, prompt + decode // 2
+    middle_flops = costs.cached_step_flops(spec, num_parameters, middle)
+    middle_bytes = costs.cached_step_bytes(spec, num_parameters, middle, bytes_per_element)
+    total_bytes = costs.run_bytes(spec, num_parameters, prompt, decode, bytes_per_element)
+    floor_seconds = costs.memory_seconds(total_bytes, bandwidth)
+    return {
+        "model": spec.name,
+        "prompt": prompt,
+        "decode": decode,
+        "accounting": accounting,
+        "num_parameters": num_parameters,
+        "bytes_per_element": bytes_per_element,
+        "bandwidth_bytes_per_second": bandwidth,
+        "uncached": uncached,
+        "cached": cached,
+        "ratio": uncached["total_flops"] / cached["total_flops"],
+        "attention_share": cached["attention_flops"] / cached["total_flops"],
+        "rows_discarded_last_step": costs.logit_rows_discarded(last),
+        "kv_bytes_per_token": costs.kv_bytes_per_token(spec, bytes_per_element),
+        "kv_bytes_final": costs.kv_bytes(spec, last, bytes_per_element),
+        "weight_bytes_per_step": costs.weight_bytes(num_parameters, bytes_per_element),
+        "weight_bytes_read": decode * costs.weight_bytes(num_parameters, bytes_per_element),
+        "kv_bytes_read": costs.kv_bytes_read_run(spec, prompt, decode, bytes_per_element),
+        "floor_seconds": floor_seconds,
+        "floor_seconds_per_step": floor_seconds / decode,
+        "context_mid": middle,
+        "intensity_mid": costs.intensity(middle_flops, middle_bytes),
+    }
