@@ -31,9 +31,7 @@ def fault_rows() -> list[dict[str, str]]:
 
 def source_links(source: str) -> str:
     """Markdown links for every owner/repo#number in the text; the rest is left as it is."""
-    return re.sub(
-        r"([\w.-]+/[\w.-]+)#(\d+)", r"[\1#\2](https://github.com/\1/issues/\2)", source
-    )
+    return re.sub(r"([\w.-]+/[\w.-]+)#(\d+)", r"[\1#\2](https://github.com/\1/issues/\2)", source)
 
 
 def _entry(entry: Fault) -> str:
