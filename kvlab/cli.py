@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,12 @@ def _cost(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _faults(arguments: argparse.Namespace) -> int:
+    # The registry imports torch. Run as a program, it costs the other subcommands nothing.
+    program = runpy.run_module("kvlab.faults")
+    return program["main"](["--json"] if arguments.json else [])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvlab", description="What decoding costs and what its cache holds."
@@ -84,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
         "--bandwidth", type=float, default=reports.DEFAULT_BANDWIDTH, help="bytes per second"
     )
     cost.set_defaults(run=_cost)
+
+    faults = commands.add_parser("faults", help="the known silent bugs and their detectors")
+    faults.set_defaults(run=_faults)
 
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON")

@@ -19,6 +19,9 @@ from kvlab.rope import (
 from kvlab.specs import RopeSpec
 
 
+LN40 = math.log(40)
+
+
 def spec(rope_type="default", theta=10_000.0, dim=8, **params) -> RopeSpec:
     return RopeSpec(theta, dim, rope_type, tuple(sorted(params.items())))
 
@@ -229,7 +232,7 @@ def test_pos_08_longrope_keys_go_stale_when_the_table_switches(keep_unrotated):
 def test_pos_08_a_table_refuses_to_switch_and_says_what_to_do():
     table = RopeTable(LONGROPE)
     table.rows(torch.arange(8))
-    with pytest.raises(StaleRotation, match="right up to 8 tokens.*max_seq_len"):
+    with pytest.raises(StaleRotation, match=r"right up to 8 tokens.*max_seq_len"):
         table.rows(torch.tensor([8]))
     planned = RopeTable(LONGROPE, max_seq_len=10)
     assert planned.table_id == "long"
@@ -272,8 +275,8 @@ def test_pos_11_yarn_attention_factor_multiplies_cos_and_sin(factor, right):
     ("params", "right"),
     [
         ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),  # DeepSeek-V3
-        ({"mscale": 0.707, "mscale_all_dim": 1.0}, (0.0707 * math.log(40) + 1) / (0.1 * math.log(40) + 1)),
-        ({"mscale": 1.0}, 0.1 * math.log(40) + 1),  # one alone counts for nothing
+        ({"mscale": 0.707, "mscale_all_dim": 1.0}, (0.0707 * LN40 + 1) / (0.1 * LN40 + 1)),
+        ({"mscale": 1.0}, 0.1 * LN40 + 1),  # one alone counts for nothing
         ({"attention_factor": 1.5}, 1.5),
     ],
 )  # fmt: skip
