@@ -105,7 +105,9 @@ class Formula:
         )
         # One division at the end: whole numbers stay exact up to 2^53.
         numerator, denominator = sympy.fraction(sympy.together(self.expression))
-        quotient = _js(numerator) if denominator == 1 else f"({_js(numerator)})/({_js(denominator)})"
+        quotient = (
+            _js(numerator) if denominator == 1 else f"({_js(numerator)})/({_js(denominator)})"
+        )
         body = "\n".join([*lines, f"  return {quotient};"])
         return f"export function {self.name}({signature}) {{\n{body}\n}}"
 
@@ -208,7 +210,6 @@ def sheet_markdown() -> str:
         for f in formulas:
             name = f.name.replace("_", r"\_")
             parts.append(
-                f"**`{f.name}`**  \n{f.description}\n\n"
-                f"$$\n\\texttt{{{name}}} = {f.latex()}\n$$\n"
+                f"**`{f.name}`**  \n{f.description}\n\n$$\n\\texttt{{{name}}} = {f.latex()}\n$$\n"
             )
     return "\n".join(parts)

@@ -1,0 +1,66 @@
+"""The command line, run as a reader runs it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def kvlab(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kvlab", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_cost_json_of_the_running_example():
+    run = kvlab("cost", "llama-3-8b", "--params", "8.03e9", "--json")
+    assert run.returncode == 0 and run.stderr == ""
+    report = json.loads(run.stdout)
+    assert report["uncached"]["total_flops"] == 19_664_983_065_821_184
+    assert report["cached"]["total_flops"] == 8_841_329_508_352
+    assert round(report["ratio"], 1) == 2224.2
+    assert report["kv_bytes_final"] == 335_544_320
+    assert round(report["floor_seconds"], 3) == 2.501
+
+
+def test_cost_text_names_its_units_and_accounting():
+    run = kvlab("cost", "smollm2-135m", "--prompt", "10", "--decode", "3")
+    assert run.returncode == 0
+    assert "coarse" in run.stdout and "22.50 KiB (23.04 kB)" in run.stdout
+
+
+def test_cost_of_a_config_file(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 128,
+                "vocab_size": 100,
+            }
+        )
+    )
+    report = json.loads(kvlab("cost", str(config), "--params", "exact", "--json").stdout)
+    assert report["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert report["num_parameters"] == 2 * (64 * 8 * 16 + 64 * 64 + 3 * 64 * 128) + 6400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["cost", "no-such-model"], "no-such-model"),
+        (["cost", "llama-3-8b", "--decode", "0"], "--decode"),
+        (["cost", "llama-3-8b", "--params", "lots"], "--params"),
+        (["cost", "llama-3-8b", "--bandwidth", "-1"], "--bandwidth"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, word):
+    run = kvlab(*arguments)
+    assert run.returncode == 2 and run.stdout == ""
+    assert word in run.stderr and "Traceback" not in run.stderr
+    assert run.stderr.count("\n") == 1

@@ -1,0 +1,107 @@
+"""The page's formulas and JavaScript are costs.py, and not something like it."""
+
+import inspect
+import json
+import random
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from kvlab import costs, formulas
+from kvlab.configs import preset
+from kvlab.specs import LayerSpec
+
+NUM_SHAPES = 2_000
+
+
+def random_arguments(rng: random.Random, formula: formulas.Formula):
+    """(arguments for Python, the same for JavaScript) of one random shape."""
+    ratio, num_kv_heads = rng.choice([1, 2, 3, 4, 8]), rng.randint(1, 16)
+    model = {
+        "num_layers": rng.randint(1, 128),
+        "hidden_size": rng.randint(8, 16_384),
+        "num_heads": ratio * num_kv_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": rng.randint(2, 256),
+        "intermediate_size": rng.randint(8, 65_536),
+        "vocab_size": rng.randint(16, 262_144),
+        "tie_word_embeddings": rng.random() < 0.5,
+    }
+    layer = LayerSpec("full", num_kv_heads, model["head_dim"], model["head_dim"])
+    layers = (layer,) * model["num_layers"]
+    scalars = {
+        "num_parameters": rng.randint(10**6, 10**12),
+        "bytes_per_element": rng.choice([1, 2, 4]),
+        "prompt": rng.randint(0, 200_000),
+        "decode": rng.randint(1, 50_000),
+        "bandwidth_bytes_per_second": rng.uniform(1e9, 1e13),
+        "peak_flops_per_second": rng.uniform(1e9, 1e15),
+    }
+    python, javascript = [], []
+    for name in formula.parameters:
+        if name == "spec":
+            python.append(replace(preset("llama-3-8b"), **model, layers=layers))
+            javascript.append(model)
+        elif name == "layer":
+            wide = LayerSpec("full", num_kv_heads, rng.randint(1, 600), rng.randint(1, 600))
+            python.append(wide)
+            javascript.append(
+                {n: getattr(wide, n) for n in ("num_kv_heads", "key_dim", "value_dim")}
+            )
+        else:
+            value = scalars.get(name, rng.randint(1, 200_000))
+            python.append(value)
+            javascript.append(value)
+    return python, javascript
+
+
+def test_javascript_equals_python_on_random_shapes(tmp_path):
+    """Whole numbers below 2^53 are equal to the unit; beyond it, to 1e-12."""
+    rng = random.Random(20261129)
+    calls, expected = [], []
+    names = list(formulas.FORMULAS)
+    for i in range(NUM_SHAPES * 2):
+        formula = formulas.FORMULAS[names[i % len(names)]]
+        python, javascript = random_arguments(rng, formula)
+        calls.append([formula.name, javascript])
+        expected.append(formula.function(*python))
+    (tmp_path / "formulas.mjs").write_text(formulas.javascript())
+    (tmp_path / "calls.json").write_text(json.dumps(calls))
+    (tmp_path / "run.mjs").write_text(
+        'import * as f from "./formulas.mjs";\n'
+        'import { readFileSync } from "node:fs";\n'
+        'const calls = JSON.parse(readFileSync("calls.json", "utf8"));\n'
+        "console.log(JSON.stringify(calls.map(([name, args]) => f[name](...args))));\n"
+    )
+    run = subprocess.run(
+        ["node", "run.mjs"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    got = json.loads(run.stdout)
+    assert len(got) == len(expected) == 2 * NUM_SHAPES
+    for call, value, want in zip(calls, got, expected, strict=True):
+        if isinstance(want, int) and want < 2**53:
+            assert value == want, call
+        else:
+            assert value == pytest.approx(want, rel=1e-12), call
+
+
+def test_every_cost_without_layers_or_windows_is_on_the_sheet():
+    """A new function of costs.py must be listed, or be one of the sums that have no symbol."""
+    public = {
+        name
+        for name, f in inspect.getmembers(costs, inspect.isfunction)
+        if f.__module__ == "kvlab.costs" and not name.startswith("_")
+    }
+    assert public - set(formulas.FORMULAS) == {"kv_bytes"}
+
+
+def test_symbols_are_unique():
+    used = list(formulas.SYMBOLS.values())
+    assert len(used) == len(set(used))
+
+
+def test_latex_of_the_two_steps():
+    assert formulas.FORMULAS["cached_step_flops"].latex() == r"2\,\left(2\,L\,d_h\,h\,s + P\right)"
+    sheet = formulas.sheet_markdown()
+    assert all(f"`{name}`" in sheet for name in formulas.FORMULAS)
