@@ -1,0 +1,179 @@
+"""The contiguous KV cache: one preallocated K and one V per layer.
+
+    prompt of 6 tokens      write 6 rows into every layer, then advance(6):  length 6
+    each decode step        write 1 row  into every layer, then advance(1):  length 7, 8, ...
+
+`write` takes K and V and nothing else: a query is used once, in the step that made it, so
+there is nothing of it to keep. K and V of a token depend on the tokens up to it and on no
+later one, so what was written stays right for the rest of the run.
+
+ConcatenatedKVCache is the same cache grown with torch.cat, kept for one purpose: to count
+what that costs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvlab.errors import KvlabError
+from kvlab.specs import ModelSpec
+
+__all__ = ["CacheError", "CacheFull", "ConcatenatedKVCache", "ContiguousKVCache"]
+
+
+class CacheError(KvlabError):
+    """A write or a rollback that does not fit the cache it is asked of."""
+
+
+class CacheFull(CacheError):
+    """The tokens do not fit into what is left of max_len."""
+
+
+class ContiguousKVCache:
+    """K and V of every layer for a batch of sequences that all have the same length.
+
+    spec         the model; layers that cache nothing of their own get no tensors
+    batch_size   sequences held side by side
+    max_len      tokens each of them can grow to; all of it is allocated here, once
+    dtype        of K and V, the model's own as a rule
+
+    Each tensor is [batch_size, num_kv_heads, max_len, head_dim]. h_kv, not h: query heads of
+    a group read the same K and V, so nothing is expanded before it is stored.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        batch_size: int,
+        max_len: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if batch_size < 1 or max_len < 1:
+            raise CacheError(
+                f"batch_size {batch_size} and max_len {max_len} must both be at least 1"
+            )
+        self.batch_size, self.max_len = batch_size, max_len
+        self.length = 0  # tokens that every layer holds
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self._pending = 0  # tokens of the forward under way, written but not yet advanced over
+        for layer in spec.layers:
+            if layer.kind not in ("full", "sliding", "chunked"):
+                raise CacheError(
+                    f"layer kind {layer.kind!r} keeps no plain K and V; this cache serves full, "
+                    "sliding and chunked attention layers"
+                )
+            shape = (batch_size, layer.num_kv_heads, max_len)
+            self.keys.append(torch.zeros(*shape, layer.key_dim, dtype=dtype, device=device))
+            self.values.append(torch.zeros(*shape, layer.value_dim, dtype=dtype, device=device))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return sum(tensor.nbytes for tensor in self.keys + self.values)
+
+    @property
+    def bytes_copied(self) -> int:
+        """Old K and V moved to make room: none, for all the room is there from the start."""
+        return 0
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store K and V of t new tokens at positions [length, length + t) of one layer.
+
+        key, value  [batch, t, num_kv_heads, head_dim], K already rotated
+        """
+        stored_key, stored_value = self.keys[layer], self.values[layer]
+        batch, num_new, heads, width = key.shape
+        if (batch, heads, width) != (self.batch_size, stored_key.shape[1], stored_key.shape[3]):
+            raise CacheError(
+                f"layer {layer} was given K of shape {tuple(key.shape)}, expected "
+                f"[{self.batch_size}, t, {stored_key.shape[1]}, {stored_key.shape[3]}] "
+                "(batch, tokens, KV heads, head_dim). K and V are stored per KV head: do not "
+                "repeat them for the query heads."
+            )
+        if self.length + num_new > self.max_len:
+            raise CacheFull(
+                f"{num_new} more tokens after {self.length} exceed max_len {self.max_len}; "
+                "allocate a longer cache, or drop tokens with truncate_to"
+            )
+        stored_key.narrow(2, self.length, num_new).copy_(key.transpose(1, 2))
+        stored_value.narrow(2, self.length, num_new).copy_(value.transpose(1, 2))
+        self._pending = num_new
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of K and V, each [batch, num_kv_heads, s, head_dim]; nothing is copied.
+
+        s counts the tokens of the forward under way too, once this layer has written them.
+        """
+        stop = self.length + self._pending
+        return self.keys[layer].narrow(2, 0, stop), self.values[layer].narrow(2, 0, stop)
+
+    def advance(self, num_tokens: int) -> None:
+        """Close a forward: every layer has written its num_tokens rows."""
+        if num_tokens < 0 or self.length + num_tokens > self.max_len:
+            raise CacheFull(
+                f"cannot advance by {num_tokens} from {self.length} in a cache of {self.max_len}"
+            )
+        self.length += num_tokens
+        self._pending = 0
+
+    def truncate_to(self, length: int) -> None:
+        """Keep the first `length` tokens. Rows past them stay in memory and are overwritten."""
+        if length < 0:
+            raise CacheError(f"cannot keep {length} tokens; to drop from the end use drop_last")
+        self.length = min(self.length, length)
+        self._pending = 0
+
+    def drop_last(self, num_tokens: int) -> None:
+        """Forget the last num_tokens tokens; all of them, if there are fewer."""
+        if num_tokens < 0:
+            raise CacheError(f"cannot drop {num_tokens} tokens; to keep a prefix use truncate_to")
+        self.truncate_to(max(self.length - num_tokens, 0))
+
+    def reset(self) -> None:
+        """Forget every token; the memory stays allocated."""
+        self.truncate_to(0)
+
+
+class ConcatenatedKVCache:
+    """The same cache without a fixed end: every write makes new tensors with torch.cat.
+
+    bytes_copied counts the old K and V that each torch.cat moved to their new place. The
+    closed form is costs.kv_bytes_copied_by_concatenation.
+    """
+
+    def __init__(self, spec: ModelSpec, batch_size: int = 1, max_len: int | None = None) -> None:
+        self.length = 0
+        self.bytes_copied = 0
+        self.max_len = max_len
+        self.keys: list[torch.Tensor | None] = [None] * spec.num_layers
+        self.values: list[torch.Tensor | None] = [None] * spec.num_layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the current tensors; a moment ago the old ones lay beside them."""
+        return sum(t.nbytes for t in self.keys + self.values if t is not None)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Append K and V [batch, t, num_kv_heads, head_dim] of t new tokens to one layer."""
+        self.keys[layer] = self._append(self.keys[layer], key)
+        self.values[layer] = self._append(self.values[layer], value)
+
+    def _append(self, old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+        new = new.transpose(1, 2)
+        if old is None:
+            return new.contiguous()
+        self.bytes_copied += old.nbytes
+        return torch.cat((old, new), dim=2)
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each [batch, num_kv_heads, s, head_dim]."""
+        key, value = self.keys[layer], self.values[layer]
+        if key is None or value is None:
+            raise CacheError(f"layer {layer} was never written")
+        return key, value
+
+    def advance(self, num_tokens: int) -> None:
+        """Close a forward of num_tokens tokens."""
+        self.length += num_tokens

@@ -1,0 +1,213 @@
+"""A Llama-shaped decoder that owns weights and nothing else.
+
+Positions, the cache and the attention all come from outside:
+
+    logits = model.forward(token_ids, positions, attend)
+
+`attend(layer, query, key, value)` is called once a layer with q and k already rotated by
+`positions`, and returns the attention output. What it does with K and V (nothing, append to a
+cache, scatter into blocks) is the subject of the book's chapters; the decoder is the same in
+all of them. Weights have the names of Hugging Face's LlamaForCausalLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from kvlab.errors import KvlabError
+from kvlab.rope import RopeTable, apply_rope
+from kvlab.specs import ModelSpec
+
+__all__ = ["Attend", "Decoder", "WeightError", "random_weights"]
+
+
+class WeightError(KvlabError):
+    """Weights that do not belong to the spec they are given with."""
+
+
+class Attend(Protocol):
+    """Attention as the decoder sees it; lead is the shape of token_ids.
+
+    layer 0..L-1; query [*lead, h, d_h], key and value [*lead, h_kv, d_h] -> [*lead, h, d_h]
+    """
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every weight's name and shape; matrices are [out, in]."""
+    d, d_ff = spec.hidden_size, spec.intermediate_size
+    if d_ff is None or not spec.is_dense_llama:
+        raise WeightError(
+            f"{spec.name!r} ({spec.model_type}) is not a dense Llama-shaped decoder; its cache "
+            "can be sized, but this class cannot run it"
+        )
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, d)}
+    for layer in range(spec.num_layers):
+        for name, shape in (
+            ("input_layernorm", (d,)),
+            ("self_attn.q_proj", (q, d)),
+            ("self_attn.k_proj", (kv, d)),
+            ("self_attn.v_proj", (kv, d)),
+            ("self_attn.o_proj", (d, q)),
+            ("post_attention_layernorm", (d,)),
+            ("mlp.gate_proj", (d_ff, d)),
+            ("mlp.up_proj", (d_ff, d)),
+            ("mlp.down_proj", (d, d_ff)),
+        ):
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    shapes["model.norm.weight"] = (d,)
+    if not spec.tie_word_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, d)
+    return shapes
+
+
+def random_weights(
+    spec: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Seeded weights of the right shapes, wide enough that the logits are not all alike."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in weight_shapes(spec).items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        value = 1 + 0.1 * noise if len(shape) == 1 else noise / shape[-1] ** 0.5
+        weights[name] = value.to(dtype)
+    return weights
+
+
+class Decoder:
+    """Weights of one model, fused and laid out for decoding.
+
+    spec     its shape
+    weights  by Hugging Face name, all of one dtype; an unknown, missing or misshapen one raises
+
+    One projection makes Q, K and V and one makes gate and up, so that a layer is four matrix
+    products. `forward` takes any lead shape: [batch, q_len] or a ragged [num_tokens].
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        expected = weight_shapes(spec)
+        given = {name: tuple(w.shape) for name, w in weights.items()}
+        if spec.tie_word_embeddings:
+            given.pop("lm_head.weight", None)
+        if given != expected:
+            wrong = sorted(set(given.items()) ^ set(expected.items()))
+            raise WeightError(f"weights and spec {spec.name!r} differ, first in {wrong[0]}")
+        self.spec = spec
+        embedding = weights["model.embed_tokens.weight"]
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self.norm = weights["model.norm.weight"]
+        self.lm_head = lay_out(weights.get("lm_head.weight", embedding))
+        self.embed_tokens = self.lm_head if spec.tie_word_embeddings else embedding
+        self.layers = [DecoderLayer(spec, weights, layer) for layer in range(spec.num_layers)]
+        self.rope = RopeTable(spec.rope, spec.max_position_embeddings, self.device)
+
+    @classmethod
+    def random(cls, spec: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
+        """A decoder with seeded random weights, for tests."""
+        return cls(spec, random_weights(spec, seed, dtype))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        rows: torch.Tensor | Literal["last"] | None = None,
+    ) -> torch.Tensor:
+        """Logits of some or all rows of one forward.
+
+        token_ids, positions  integers [*lead], [batch, q_len] or [num_tokens]
+        attend                called once a layer, see Attend
+        rows                  None: every row, logits [*lead, vocab]. "last": the last row along
+                              q_len, [batch, vocab] (or [vocab] for a lead of [num_tokens]).
+                              A LongTensor: these rows of the flattened lead, [len(rows), vocab].
+        """
+        lead = token_ids.shape
+        hidden = F.embedding(token_ids.reshape(-1), self.embed_tokens)  # [tokens, d]
+        if hidden.shape[0] == 1:
+            hidden = hidden[0]  # [d]: one token is a vector, and a product with it a torch.mv
+        cos, sin = self.rope.rows(positions)  # [*lead, d_h / 2], shared by all layers
+        for index, layer in enumerate(self.layers):
+            hidden = layer.forward(index, hidden, lead, cos, sin, attend)
+        if isinstance(rows, str):
+            hidden, lead = hidden.view(*lead, -1)[..., -1, :], lead[:-1]
+            hidden = hidden[0] if hidden.shape[:-1] == (1,) else hidden
+        elif rows is not None:
+            hidden, lead = hidden.view(-1, self.spec.hidden_size)[rows], rows.shape
+        hidden = rms_norm(hidden, self.norm, self.spec.rms_norm_eps)
+        return project(self.lm_head, hidden).view(*lead, self.spec.vocab_size)
+
+
+class DecoderLayer:
+    """One layer: attention and MLP, each normed before and added back after."""
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], layer: int) -> None:
+        def get(*names: str) -> torch.Tensor:
+            return torch.cat([weights[f"model.layers.{layer}.{name}.weight"] for name in names])
+
+        self.head_dim, self.eps = spec.head_dim, spec.rms_norm_eps
+        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
+        self.input_norm = get("input_layernorm")
+        self.qkv_proj = lay_out(get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
+        self.o_proj = lay_out(get("self_attn.o_proj"))
+        self.mlp_norm = get("post_attention_layernorm")
+        self.gate_up_proj = lay_out(get("mlp.gate_proj", "mlp.up_proj"))
+        self.down_proj = lay_out(get("mlp.down_proj"))
+
+    def forward(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        lead: torch.Size,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """hidden [tokens, d], or [d] for a single token -> the same shape."""
+        h, h_kv = self.num_heads, self.num_kv_heads
+        normed = rms_norm(hidden, self.input_norm, self.eps)
+        qkv = project(self.qkv_proj, normed).view(*lead, h + 2 * h_kv, self.head_dim)
+        # Q and K are rotated together, and before anything is cached; V is not rotated.
+        rotated = apply_rope(qkv.narrow(-2, 0, h + h_kv), cos, sin)
+        query, key = rotated.split((h, h_kv), dim=-2)
+        value = qkv.narrow(-2, h + h_kv, h_kv)
+        attended = attend(index, query, key, value).reshape(*hidden.shape[:-1], h * self.head_dim)
+        hidden = add_project(hidden, self.o_proj, attended)
+        normed = rms_norm(hidden, self.mlp_norm, self.eps)
+        gate, up = project(self.gate_up_proj, normed).chunk(2, dim=-1)
+        return add_project(hidden, self.down_proj, F.silu(gate) * up)
+
+
+def lay_out(weight: torch.Tensor) -> torch.Tensor:
+    """The same matrix [out, in], stored so that the longer side is contiguous in memory.
+
+    A matrix-vector product reads every weight once, and long unbroken runs read fastest.
+    """
+    if weight.dtype == torch.float32 and weight.shape[0] >= weight.shape[1]:
+        return weight.t().contiguous().t()
+    return weight.contiguous()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 at least."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def project(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """weight [out, in] times x [in] or [tokens, in]."""
+    return torch.mv(weight, x) if x.dim() == 1 else F.linear(x, weight)
+
+
+def add_project(residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """residual + weight times x, in one call where that is not slower."""
+    if x.dim() == 1 and x.dtype == torch.float32:
+        return torch.addmv(residual, weight, x)
+    return residual + project(weight, x)
