@@ -1,0 +1,224 @@
+"""paged_decode(query, key_cache, value_cache, block_tables, seq_lens): the kernel's front door."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from kvlab.kernels import paged_decode as kernels
+from kvlab.kernels.checks import (
+    BadSetting,
+    TritonMissing,
+    WrongDevice,
+    WrongDtype,
+    check_block_tables,
+    check_shapes,
+)
+from kvlab.kernels.splits import MAX_SPLITS, choose_num_splits
+
+#: Bytes of K and V tiles that may wait in shared memory: fits every card from sm_75 on.
+TILE_BYTES = 48 * 1024
+#: Stands for "no window": larger than any sequence.
+NO_WINDOW = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of one program's work and how the compiler schedules it."""
+
+    keys: int  # keys per turn of the loop
+    block_g: int  # rows of the score tile: the query heads of one KV head, rounded up
+    block_d: int  # head_dim rounded up
+    block_v: int  # value_dim rounded up
+    num_warps: int
+    num_stages: int  # tiles in flight: 2 loads the next one while this one is computed
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two >= n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def choose_tile(
+    group: int, head_dim: int, value_dim: int, bytes_per_element: int, capability: int
+) -> Tile:
+    """The shipped tile for one shape. capability is 75, 80, 90, ...
+
+    Tensor cores multiply 16 rows at a time, so from sm_80 on the group is padded to 16. On sm_75
+    Triton uses plain FMA instructions: there padding would be work for nothing (and 202 registers
+    a thread instead of 128).
+    """
+    block_d = max(16, next_power_of_2(head_dim))
+    block_v = max(16, next_power_of_2(value_dim))
+    block_g = next_power_of_2(group)
+    if capability >= 80:
+        block_g = max(16, block_g)
+    keys = 32
+    row_bytes = (block_d + block_v) * bytes_per_element
+    num_stages = 2
+    if num_stages * keys * row_bytes > TILE_BYTES:
+        keys = 16
+    if num_stages * keys * row_bytes > TILE_BYTES:
+        num_stages = 1
+    num_warps = 4 if block_d <= 256 else 8
+    return Tile(keys, block_g, block_d, block_v, num_warps, num_stages)
+
+
+def device_facts(device: torch.device) -> tuple[int, int]:
+    """(capability, number of multiprocessors); the interpreter counts as a card with one."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return properties.major * 10 + properties.minor, properties.multi_processor_count
+    return 80, 1
+
+
+def check_device(query: torch.Tensor) -> None:
+    """Triton is here, and can reach this tensor in this process."""
+    if kernels.triton is None:
+        raise TritonMissing(
+            "Triton is not installed (it has wheels for Linux only). Use kvlab.backends, which "
+            "falls back to torch."
+        )
+    if query.device.type == "cpu" and not kernels.INTERPRETED:
+        raise TritonMissing(
+            "the tensors are on the CPU and this process imported Triton without its interpreter. "
+            "Start a new process with TRITON_INTERPRET=1, or use kvlab.backends."
+        )
+    if query.device.type not in ("cpu", "cuda"):
+        raise WrongDevice(f"the kernel runs on CUDA devices; got {query.device}.")
+    if query.dtype == torch.bfloat16 and device_facts(query.device)[0] < 80:
+        raise WrongDtype("this GPU has no bf16 arithmetic (capability below 8.0); use float16.")
+
+
+def paged_decode(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    layout: str = "NHD",
+    num_splits: int | None = None,
+    tile: Tile | None = None,
+    fold: object = None,
+    max_seq_len: int | None = None,
+    check: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query per sequence against its paged K and V.
+
+    query          [num_seqs, num_heads, head_dim], any strides but the last
+    key_cache      [num_blocks, block_size, num_kv_heads, head_dim], or with layout="HND"
+                   [num_blocks, num_kv_heads, block_size, head_dim]; any strides but the last
+    value_cache    the same with value_dim
+    block_tables   [num_seqs, max_blocks] int32 or int64: block of each run of block_size tokens
+    seq_lens       [num_seqs] int: cached tokens, this query's own included; 0 is allowed
+    scale          head_dim ** -0.5 unless given
+    window         positions the query may look back on, itself included
+    num_splits     chosen by `choose_num_splits` unless given
+    tile, fold     other tile shapes, another inner step (`fold_tile` unless given)
+    max_seq_len    an upper bound that saves reading seq_lens; only the split rule uses it
+    check          False skips reading block_tables and seq_lens (see `check_block_tables`); a
+                   block id out of range then turns that sequence's output into NaN
+
+    -> out [num_seqs, num_heads, value_dim] in the query's dtype, and lse [num_seqs, num_heads]
+    in float32 (natural logarithm). A sequence of length 0 gives exactly 0 and -inf.
+    Raises a KernelInputError or TritonMissing.
+    """
+    if layout not in ("NHD", "HND"):
+        raise BadSetting(f"layout {layout!r}; expected 'NHD' (token-major) or 'HND' (head-major).")
+    if layout == "HND" and key_cache.dim() == value_cache.dim() == 4:
+        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    check_shapes(query, key_cache, value_cache, block_tables, seq_lens)
+    check_device(query)
+    if window is not None and window < 1:
+        raise BadSetting(f"window {window}; expected None or at least 1 (the query itself).")
+    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
+        raise BadSetting(f"num_splits {num_splits}; expected None or 1 to {MAX_SPLITS}.")
+
+    num_seqs, num_heads, head_dim = query.shape
+    num_blocks, block_size, num_kv_heads, value_dim = value_cache.shape
+    group = num_heads // num_kv_heads
+    if check:
+        max_seq_len = check_block_tables(block_tables, seq_lens, num_blocks, block_size, window)
+    elif max_seq_len is None:
+        max_seq_len = block_tables.shape[1] * block_size
+    capability, num_multiprocessors = device_facts(query.device)
+    if tile is None:
+        tile = choose_tile(group, head_dim, value_dim, query.element_size(), capability)
+    if num_splits is None:
+        num_splits = choose_num_splits(
+            num_seqs, num_kv_heads, max_seq_len, num_multiprocessors, tile.keys, window
+        )
+
+    rows = num_seqs * num_heads
+    out = query.new_empty(num_seqs, num_heads, value_dim)
+    lse = torch.empty(num_seqs, num_heads, dtype=torch.float32, device=query.device)
+    if rows == 0:
+        return out, lse
+    part, part_lse = out, lse  # one split needs no merge: it writes the answer itself
+    if num_splits > 1:
+        part = torch.empty(rows, num_splits, value_dim, dtype=torch.float32, device=query.device)
+        part_lse = torch.empty(rows, num_splits, dtype=torch.float32, device=query.device)
+    on_device = torch.cuda.device(query.device) if query.is_cuda else nullcontext()
+    with on_device:
+        kernels.decode_split[(num_seqs, num_kv_heads, num_splits)](
+            part,
+            part_lse,
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            seq_lens,
+            head_dim**-0.5 if scale is None else scale,
+            NO_WINDOW if window is None else window,
+            num_blocks,
+            *query.stride()[:2],
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            block_tables.stride(0),
+            FOLD=kernels.fold_tile if fold is None else fold,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            VALUE_DIM=value_dim,
+            BLOCK_SIZE=block_size,
+            BLOCK_G=tile.block_g,
+            BLOCK_D=tile.block_d,
+            BLOCK_V=tile.block_v,
+            TILE=tile.keys,
+            UPCAST=kernels.INTERPRETED and query.dtype == torch.bfloat16,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        if num_splits > 1:
+            merge_launch(out, lse, part, part_lse, tile.block_v)
+    return out, lse
+
+
+def merge_launch(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    part: torch.Tensor,
+    part_lse: torch.Tensor,
+    block_v: int,
+    merge: object = None,
+) -> None:
+    """Merge part [rows, num_splits, dv] and part_lse [rows, num_splits] into out and lse."""
+    rows, num_splits, value_dim = part.shape
+    block_s = next_power_of_2(num_splits)
+    kernel = kernels.merge_splits if merge is None else merge
+    kernel[(rows,)](
+        out,
+        lse,
+        part,
+        part_lse,
+        num_splits,
+        VALUE_DIM=value_dim,
+        BLOCK_V=block_v,
+        BLOCK_S=block_s,
+        CHUNK=min(block_s, 16),
+        num_warps=4,
+    )
