@@ -18,7 +18,6 @@ from kvlab.rope import (
 )
 from kvlab.specs import RopeSpec
 
-
 LN40 = math.log(40)
 
 
