@@ -15,34 +15,11 @@ from kvlab.integrity import check_integrity, findings
 from kvlab.prefix import HashFunction, PrefixHit, PrefixStats, hash_block
 from kvlab.prefix_cache import PrefixCache
 from kvlab.sequence import Sequence, SequenceError
-
-
-class SlotOutOfRange(BlockError):
-    """A position that the sequence's block table does not cover."""
+from kvlab.slots import SlotOutOfRange, slot_of
 
 
 class StaleHit(BlockError):
     """A prefix hit no longer holds: blocks changed hands since match_prefix()."""
-
-
-def slot_of(block_table: list[int], block_size: int, position: int) -> int:
-    """The slot of one position. Writer and reader both use this and nothing else.
-
-    >>> slot_of([5, 2], 8, 9)
-    17
-    """
-    if not 0 <= position < len(block_table) * block_size:
-        raise SlotOutOfRange(
-            f"position {position} asked for, the table covers 0 to "
-            f"{len(block_table) * block_size - 1}: call grow() before writing"
-        )
-    block_id = block_table[position // block_size]
-    if block_id == NULL_BLOCK:
-        raise SlotOutOfRange(
-            f"position {position} lies in a block that left the sliding window: it can be "
-            "neither read nor written any more"
-        )
-    return block_id * block_size + position % block_size
 
 
 class BlockManager:

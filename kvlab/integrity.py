@@ -16,6 +16,7 @@ from collections import Counter
 from kvlab.blocks import NULL_BLOCK, BlockPool, PoolCorrupt, blocks_for
 from kvlab.sequence import Sequence
 
+
 def findings(
     pool: BlockPool, sequences: list[Sequence], sliding_window: int | None = None
 ) -> list[str]:
