@@ -83,7 +83,7 @@ class LabWidget(anywidget.AnyWidget):
     twin_id = traitlets.Unicode().tag(sync=True)
 
     def __init_subclass__(cls, **kwargs) -> None:
-        if cls.script:
+        if "script" in cls.__dict__:
             cls._esm = module_text(cls.script, cls.uses_formulas)
             cls._css = shared_css()
         super().__init_subclass__(**kwargs)

