@@ -7,6 +7,7 @@
 The queries are always the tail of the keys. One query therefore sees every key, and needs no
 mask at all. A group of query heads shares one KV head: its queries are laid side by side on
 the query axis, [b, h_kv, group * q, d], so K and V are read as they lie and never repeated.
+(Only a prompt fed whole goes another way, through torch's own triangle.)
 """
 
 from __future__ import annotations
@@ -91,6 +92,12 @@ def attention(
         folded = query.view(batch, num_kv_heads, group, head_dim)
         out = F.scaled_dot_product_attention(folded, key, value, scale=scale)
         return out.view(batch, 1, num_heads, value.shape[-1])
+    if num_queries == num_keys and (window is None or window >= num_keys):
+        # A prompt from its start: the triangle needs no mask tensor, and half the work is skipped.
+        out = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key, value, is_causal=True, scale=scale, enable_gqa=group > 1
+        )
+        return out.transpose(1, 2)
     # [b, q, h_kv, group, d] -> [b, h_kv, group * q, d]: each group's queries share K and V
     folded = query.view(batch, num_queries, num_kv_heads, group, head_dim)
     folded = folded.permute(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, group * num_queries, -1)
