@@ -35,7 +35,6 @@ def padded_positions(attention_mask: torch.Tensor) -> torch.Tensor:
     [[0,0,1,1,1], [1,1,1,1,1]] -> [[0,0,0,1,2], [0,1,2,3,4]]
 
     The value in a padded place is 0 and means nothing: no query may read its key.
-    The next decode step has the row sums of the mask as positions: [[3], [5]].
     """
     mask = attention_mask.to(torch.long)
     return (mask.cumsum(-1) - 1).clamp(min=0) * mask
@@ -65,3 +64,11 @@ def check_positions(positions: torch.Tensor, seq_lens: torch.Tensor | int) -> No
             f"positions {rows.tolist()} do not ascend by one within each row; each new token "
             "has the position of the one before it plus 1"
         )
+
+
+def next_positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Positions [batch, 1] of the token that follows each row of a left-padded batch.
+
+    [[0,0,1,1,1], [1,1,1,1,1]] -> [[3], [5]]: the number of real tokens, not of columns.
+    """
+    return attention_mask.to(torch.long).sum(-1, keepdim=True)
