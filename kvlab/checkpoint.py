@@ -89,7 +89,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     index = folder / "model.safetensors.index.json"
     try:
         if index.is_file():
-            parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            parts = sorted(set(weight_map.values()))
         else:
             parts = ["model.safetensors"]
         weights: dict[str, torch.Tensor] = {}
@@ -112,7 +113,7 @@ def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpo
                                  "config.json, tokenizer.json and model.safetensors.")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     weights = {key: tensor.to(dtype) for key, tensor in read_weights(folder).items()}
-    spec = read_config(config)
+    spec = read_config(config, name=folder.name)
     eos = config.get("eos_token_id")
     stamp = read_stamp(folder)
     return Checkpoint(

@@ -70,7 +70,7 @@ SMOLLM2 = PinnedModel(
 
 
 def run_watched(command: list[str], folder: Path, bar: tqdm) -> tuple[int, str]:
-    """Run a program whose files grow below `folder`, moving the bar. Returns (exit code, output)."""
+    """Run a program whose files grow below `folder`, moving the bar: (exit code, output)."""
     environment = dict(os.environ, TMPDIR=str(folder), HF_HUB_DISABLE_PROGRESS_BARS="1")
     start = bar.n - folder_bytes(folder)
     with tempfile.TemporaryFile("w+", errors="replace") as output:

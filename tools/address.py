@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from build_notebooks import ROOT, address  # noqa: E402
+from build_notebooks import ROOT, address
 
 SHAPE = re.compile(r"https://github\.com/[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 #: Files that hold the address, beside _config.yml from which it comes.

@@ -103,7 +103,8 @@ def stripped(notebook: NotebookNode, name: str) -> NotebookNode:
         key = f"{cell.cell_type}:{cell.source}"
         seen[key] = seen.get(key, 0) + 1
         cell_id = hashlib.sha256(f"{seen[key]}:{key}".encode()).hexdigest()[:12]
-        new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
+        v4 = nbformat.v4
+        new = v4.new_code_cell if cell.cell_type == "code" else v4.new_markdown_cell
         metadata = {"tags": tags(cell)} if tags(cell) else {}
         cells.append(new(cell.source, id=cell_id, metadata=metadata))
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA, nbformat_minor=5)
@@ -212,8 +213,8 @@ def chosen(names: list[str], folder: Path) -> list[Path]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="beginnings of chapter names; all if none")
-    parser.add_argument("--check", action="store_true", help="compare .py and .ipynb, run nothing")
-    parser.add_argument("--shared", action="store_true", help="only rewrite what all chapters share")
+    parser.add_argument("--check", action="store_true", help="compare, run nothing")
+    parser.add_argument("--shared", action="store_true", help="only rewrite the shared parts")
     parser.add_argument("--folder", type=Path, default=CHAPTERS)
     options = parser.parse_args(arguments)
     url = address()
