@@ -1,0 +1,674 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 2. Cache append
+#
+# **What can be kept between two decode steps, and what does keeping it buy?**
+#
+# You build a KV cache: memory that is allocated once, written once a token, and read at every
+# step. You prove that it changes nothing in the text, count what it saves, and find out exactly
+# when keeping is allowed. The answer to that last question is not "when the mask is causal".
+#
+# You need [chapter 1](01_naive_decode.ipynb): the naive loop, and the fact that K and V of old
+# tokens come out the same at every step.
+
+# %%
+# setup
+
+# %% [markdown]
+# ## Two columns
+#
+# On the left what the naive loop does in a decode step, on the right what a loop with a cache
+# does. Press *Play* and watch $t$ run through the running example. On the left, rows of logits are
+# made and thrown away. On the right, one row is added to the cache and stays.
+
+# %%
+from kvlab.configs import preset
+from kvlab.widgets.base import show
+from kvlab.widgets.cost_table import CostTable
+
+llama = preset("llama-3-8b")
+show(CostTable())
+
+# %% [markdown]
+# The rest of this chapter earns the right column.
+
+# %%
+import torch
+
+from kvlab import costs, units
+from kvlab.checkpoint import load
+from kvlab.plots import figure, say, table
+
+checkpoint = load()
+model, spec = checkpoint.model, checkpoint.spec
+print(checkpoint.source)
+prompt_ids = checkpoint.encode("The capital of France is Paris. The capital of Italy is")
+
+# %% [markdown]
+# ## Keep K and V, feed one token
+#
+# A decode step needs three things in each layer: the query of the new token, and the keys and
+# values of all tokens. The keys and values of the old ones are final, so we keep them. The query
+# is used in this step and by no later one, so nobody keeps it.
+#
+# First the obvious way: two lists that grow.
+
+# %%
+from kvlab.attention import attention
+
+kept = {}
+
+
+def remember(layer, query, key, value):
+    """key and value [1, t, h_kv, d_h] of the new tokens only."""
+    if layer in kept:
+        key = torch.cat((kept[layer][0], key), dim=1)
+        value = torch.cat((kept[layer][1], value), dim=1)
+    kept[layer] = key, value
+    return attention(query, key.transpose(1, 2), value.transpose(1, 2))
+
+
+# %%
+def decode(prompt_ids, num_outputs, attend):
+    """Prefill with the whole prompt, then feed one token a step."""
+    fed, start, outputs = list(prompt_ids), 0, []
+    while len(outputs) < num_outputs:
+        positions = torch.arange(start, start + len(fed)).view(1, -1)
+        logits = model.forward(torch.tensor([fed]), positions, attend)
+        outputs.append(int(logits[0, -1].argmax()))
+        start += len(fed)
+        fed = outputs[-1:]
+    return outputs
+
+
+by_hand = decode(prompt_ids, 12, remember)
+print(checkpoint.decode(by_hand))
+
+# %%
+from kvlab.generate import cached_generate, naive_generate
+
+assert by_hand == naive_generate(model, prompt_ids, 12)
+print("the same text as the naive loop, one token fed a step")
+
+# %% [markdown]
+# Look at the positions. After a prompt of $p$ tokens the first decoded token stands at position
+# $p$, the next at $p + 1$. It is easy to get this wrong by one, nothing complains, and chapter 4
+# shows what comes of it.
+
+# %% [markdown]
+# ## Allocate once
+#
+# Growing by `torch.cat` makes a new, longer tensor at every step and copies the old one into it. A
+# cache that knows its largest size allocates it once and writes the new rows into place. This is
+# the whole class, for one layer:
+
+# %%
+class LayerCache:
+    """K and V of one layer, [h_kv, max_len, d_h] each."""
+
+    def __init__(self, num_kv_heads, max_len, head_dim):
+        self.key = torch.zeros(num_kv_heads, max_len, head_dim)
+        self.value = torch.zeros(num_kv_heads, max_len, head_dim)
+        self.length = 0
+
+    def write(self, key, value):
+        """key, value [t, h_kv, d_h]: rows behind the ones that are there."""
+        stop = self.length + key.shape[0]
+        self.key[:, self.length : stop] = key.transpose(0, 1)
+        self.value[:, self.length : stop] = value.transpose(0, 1)
+        self.length = stop
+
+
+# %%
+layers = [
+    LayerCache(spec.num_kv_heads, len(prompt_ids) + 11, spec.head_dim)
+    for _ in range(spec.num_layers)
+]
+
+
+def append(layer, query, key, value):
+    cache = layers[layer]
+    cache.write(key[0], value[0])
+    return attention(query, cache.key[None, :, : cache.length], cache.value[None, :, : cache.length])
+
+
+assert decode(prompt_ids, 12, append) == by_hand
+print("the same text, nothing moved")
+
+# %% [markdown]
+# `write` takes K and V, and nothing else. Its rows are made once, by the forward that fed the
+# token, and only read from then on. kvlab's `ContiguousKVCache` is this class for all layers and a
+# batch, with named errors for what does not fit.
+
+# %%
+from kvlab.attention import CachedAttention
+from kvlab.cache import CacheFull, ConcatenatedKVCache, ContiguousKVCache
+
+cache = ContiguousKVCache(spec, batch_size=1, max_len=len(prompt_ids) + 11)
+assert cached_generate(model, prompt_ids, 12, cache=cache) == by_hand
+print("layer 0 key:", list(cache.keys[0].shape), "= [batch, h_kv, max_len, d_h]")
+same_rows = torch.equal(cache.keys[0][0, :, : cache.length], layers[0].key[:, : cache.length])
+print("the same rows as ours, to the bit:", same_rows)
+
+# %%
+try:
+    cached_generate(model, prompt_ids, 13, cache=ContiguousKVCache(spec, 1, len(prompt_ids) + 11))
+except CacheFull as error:
+    print("CacheFull:", error)
+
+# %% [markdown]
+# ## What growing costs
+#
+# The two caches hold the same rows. `ConcatenatedKVCache` counts the bytes that each `torch.cat`
+# moved to make room. The closed form is the sum of the cache's size before every step.
+
+# %%
+p, n = len(prompt_ids), 64
+growing = ConcatenatedKVCache(spec)
+cached_generate(model, prompt_ids, n + 1, cache=growing)
+predicted = costs.kv_bytes_copied_by_concatenation(spec, p, n, bytes_per_element=4)
+assert growing.bytes_copied == predicted
+print(f"{n} steps copied {growing.bytes_copied:,} bytes; the closed form says {predicted:,}")
+print(f"all they added was {growing.nbytes - costs.kv_bytes(spec, p, 4):,} bytes")
+
+# %% tags=["hide-input"]
+copied = costs.kv_bytes_copied_by_concatenation(llama, 2048, 512)
+final = costs.kv_bytes(llama, 2560)
+say(
+    f"On the running example, a cache grown this way moves {units.both_bytes(copied)} to end up "
+    f"with {units.both_bytes(final)}: every byte is carried {copied / final:.0f} times. Libraries "
+    "do work like this (transformers' default cache does), and at short contexts it hardly shows."
+)
+
+# %% [markdown]
+# ## Is it the same computation?
+#
+# In exact arithmetic, yes. In floating point the two loops add the same numbers in another order,
+# because a matrix product over many rows is blocked differently from one over a single row. So
+# logits agree to rounding, not to the bit. We check every step, on the real checkpoint, in float32.
+
+# %%
+naive_steps, cached_steps = [], []
+naive_generate(model, prompt_ids, 24, on_step=naive_steps.append)
+cached_generate(model, prompt_ids, 24, on_step=cached_steps.append)
+
+TOLERANCE = 5e-4  # on logits near 45
+worst = max(
+    float((a.logits - b.logits).abs().max())
+    for a, b in zip(naive_steps, cached_steps, strict=True)
+)
+print("every step within", TOLERANCE, ":", worst < TOLERANCE)
+
+# %% [markdown]
+# Ids are a harsher test than logits: they change when two candidates are closer to each other
+# than the rounding. With float64 the rounding is so small that equal ids are a fair demand. We make
+# it on a tiny random model, where near-ties are common.
+
+# %%
+from dataclasses import replace
+
+from kvlab.model import Decoder
+
+tiny = replace(
+    spec, name="tiny", num_layers=2, layers=spec.layers[:2], vocab_size=64, intermediate_size=96
+)
+equal = 0
+for seed in range(5):
+    random_model = Decoder.random(tiny, seed=seed, dtype=torch.float64)
+    naive_ids = naive_generate(random_model, [1, 2, 3], 48)
+    equal += naive_ids == cached_generate(random_model, [1, 2, 3], 48)
+print("float64, random models with equal ids:", equal, "of 5")
+
+# %% [markdown]
+# In bfloat16 a number keeps eight bits, and near-ties are everywhere. On most prompts the two
+# loops part ways within a hundred tokens. That is not a bug in the cache. The test for it: at the
+# first step where the ids differ, the two best candidates must be closer than the rounding is.
+
+# %%
+half = load(dtype=torch.bfloat16).model
+half_naive, half_cached = [], []
+naive_generate(half, prompt_ids, 32, on_step=half_naive.append)
+cached_generate(half, prompt_ids, 32, on_step=half_cached.append)
+
+first = next(
+    (i for i in range(32) if half_naive[i].token_id != half_cached[i].token_id), None
+)
+if first is None:
+    explained = True
+else:
+    best, second = half_naive[first].logits.float().topk(2).values.tolist()
+    explained = best - second < 1.0  # two units in the last place of a bfloat16 near 45 is 0.5
+print("bfloat16: ids equal, or apart at a near-tie:", explained)
+
+# %% [markdown]
+# So never test a cache by comparing two texts in half precision. Compare logits within a tolerance
+# at every step, and ids up to the first near-tie.
+
+# %% [markdown]
+# ## When is keeping allowed?
+#
+# The usual answer is "because attention is causal". The exact one: **because the K and V come out
+# the same at the next step**. Causality makes that so, but it is not the only way. Take our
+# checkpoint and let every token see every other token, and ask for K after one more token.
+
+# %%
+import torch.nn.functional as F
+
+
+def keys_of(ids, mask_of):
+    """K of every layer, each [s, h_kv, d_h]; mask_of(s) is True where a query may look."""
+    kept = []
+
+    def attend(layer, query, key, value):
+        kept.append(key[0].clone())
+        group = spec.num_heads // spec.num_kv_heads
+        k = key.transpose(1, 2).repeat_interleave(group, 1)
+        v = value.transpose(1, 2).repeat_interleave(group, 1)
+        out = F.scaled_dot_product_attention(query.transpose(1, 2), k, v, mask_of(len(ids)))
+        return out.transpose(1, 2)
+
+    model.forward(torch.tensor([ids]), torch.arange(len(ids)).view(1, -1), attend)
+    return kept
+
+
+# %%
+def unchanged(mask_of, upto=None):
+    """Per layer: are the K of the first tokens the same after one more token?"""
+    ids = prompt_ids + by_hand
+    shorter, longer = keys_of(ids[:-1], mask_of), keys_of(ids, mask_of)
+    upto = upto or len(ids) - 1
+    return [
+        torch.allclose(a[:upto], b[:upto], atol=1e-3) for a, b in zip(shorter, longer, strict=True)
+    ]
+
+
+PREFIX = 6
+causal = lambda s: torch.ones(s, s).tril().bool()
+everything = lambda s: torch.ones(s, s, dtype=torch.bool)
+
+
+def fixed_prefix(s):
+    """The first tokens see each other in both directions; nothing later is seen from there."""
+    mask = causal(s)
+    mask[:PREFIX, :PREFIX] = True
+    return mask
+
+
+# %%
+import pandas as pd
+
+kinds = {
+    "causal": unchanged(causal),
+    "bidirectional, growing": unchanged(everything),
+    "bidirectional prefix, then causal": unchanged(fixed_prefix),
+}
+table(
+    pd.DataFrame(
+        {
+            "layer 0 K unchanged": {k: v[0] for k, v in kinds.items()},
+            "deeper layers unchanged": {k: f"{sum(v[1:])} of {len(v) - 1}" for k, v in kinds.items()},
+        }
+    ),
+    "K of old tokens after one more token",
+)
+
+# %% [markdown]
+# In the growing bidirectional model, layer 0 is unchanged even so: its K and V come straight from
+# the embeddings. From layer 1 on they are made of hidden states that have seen the new token.
+#
+# The third row is not causal, and can be cached all the same: nothing that comes later enters the
+# prefix. Two more of the kind are the output of an encoder, which reads a source that does not grow,
+# and the K and V that cross-attention makes of that output. Both are computed once a request.
+
+# %%
+source_ids = prompt_ids[:PREFIX]
+states = []
+
+
+def encoder_layer(layer, query, key, value):
+    states.append(key)
+    return attention(query, key.transpose(1, 2), value.transpose(1, 2))
+
+
+w_key = model.layers[0].qkv_proj[: spec.head_dim]  # stands in for a cross-attention's W_K
+encoded = [model.embed_tokens[torch.tensor(source_ids)] for _ in range(2)]
+cross_keys = [states_once @ w_key.T for states_once in encoded]
+print("cross-attention keys at two steps equal:", torch.equal(*cross_keys))
+
+# %% [markdown]
+# ## Same as what?
+#
+# Keeping is one thing; *reusing* what another request kept is another. K depends on more than the
+# token ids in front of it. We change one input at a time and look at K and V of layer 0, and of all
+# layers.
+
+# %%
+def kv_of(ids, first_position=0, lora=None):
+    """(K, V) of every layer for ids at positions first_position, ..."""
+    kept = []
+
+    def attend(layer, query, key, value):
+        kept.append((key.clone(), value.clone()))
+        return attention(query, key.transpose(1, 2), value.transpose(1, 2))
+
+    positions = torch.arange(first_position, first_position + len(ids)).view(1, -1)
+    (lora or model).forward(torch.tensor([ids]), positions, attend)
+    return kept
+
+
+# %%
+from kvlab.checkpoint import load as load_again
+
+adapted = load_again().model  # a second copy, with a small change to one matrix of layer 0
+adapted.layers[0].qkv_proj.mul_(1.01)
+
+base = kv_of(prompt_ids)
+changes = {
+    "nothing": kv_of(prompt_ids),
+    "every position shifted by 7": kv_of(prompt_ids, first_position=7),
+    "an adapter on layer 0": kv_of(prompt_ids, lora=adapted),
+    "another first token": kv_of([prompt_ids[1], *prompt_ids[1:]]),
+}
+
+# %%
+def agrees(pair, index):
+    return torch.allclose(pair[0][index][:, 1:], pair[1][index][:, 1:], atol=1e-3)
+
+
+rows = {}
+for name, other in changes.items():
+    pairs = list(zip(base, other, strict=True))
+    rows[name] = {
+        "K, layer 0": agrees(pairs[0], 0),
+        "V, layer 0": agrees(pairs[0], 1),
+        "K, all layers": all(agrees(pair, 0) for pair in pairs),
+        "V, all layers": all(agrees(pair, 1) for pair in pairs),
+    }
+table(pd.DataFrame(rows).T, "Do K and V of the later tokens stay the same?")
+
+# %% [markdown]
+# Read the second row. Shift every position alike, and no output changes at all (chapter 4 shows
+# why), yet every cached K is different, while V is the same in every layer. A cache filled at one
+# set of positions and read at another is wrong, though both runs are right alone.
+#
+# So reuse needs the same weights and adapters, the same tokens before it, the same positions, the
+# same mask, and the same images where there are some. Chapter 5 turns that list into a hash.
+
+# %% [markdown]
+# ## The whole run, both columns
+#
+# The running example once more, as totals. Everything here is a closed form over the contexts.
+
+# %%
+from kvlab.reports import cost_report
+
+run = cost_report(llama, 2048, 512)
+names = {"projection_flops": "projections", "attention_flops": "attention", "total_flops": "total"}
+table(
+    pd.DataFrame(
+        {
+            "without cache": {names[k]: units.flops(v) for k, v in run["uncached"].items()},
+            "with cache": {names[k]: units.flops(v) for k, v in run["cached"].items()},
+            "ratio": {
+                names[k]: f"{run['uncached'][k] / run['cached'][k]:,.1f}" for k in run["cached"]
+            },
+        }
+    ),
+    f"{run['decode']} decode forwards after {run['prompt']:,} tokens ({run['accounting']})",
+)
+
+# %% tags=["hide-input"]
+say(
+    f"In the cached run attention is {run['attention_share']:.2%} of the arithmetic; the rest "
+    f"multiplies one token by every weight. At the last step the naive loop makes and drops "
+    f"{run['rows_discarded_last_step']:,} rows of logits. The price is memory: the cache ends at "
+    f"{units.both_bytes(run['kv_bytes_final'])}."
+)
+
+# %% [markdown]
+# ## The public experiment
+#
+# The same comparison is one flag in transformers: `generate` with `use_cache` on and off, greedy,
+# on the same weights. First your guess, for the prompt above and as many new tokens as the cell
+# below asks for.
+
+# %%
+from kvlab.widgets.predict import Predict
+
+NEW = 128
+flops_ratio = sum(
+    costs.uncached_step_flops(spec, costs.streamed_params(spec), p + t) for t in range(1, NEW)
+) / sum(costs.cached_step_flops(spec, costs.streamed_params(spec), p + t) for t in range(1, NEW))
+show(
+    Predict(
+        question=f"{NEW} new tokens on this model: how many times longer without the cache?",
+        answer=flops_ratio,
+        explanation=(
+            "This is the ratio of the arithmetic. The clock below shows far less: at short "
+            "contexts a step's time goes into reading the weights, which both loops do once."
+        ),
+    )
+)
+
+# %%
+from transformers import AutoModelForCausalLM, logging
+
+from kvlab.hf import layer_keys
+
+logging.set_verbosity_error()
+reference = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+inputs = torch.tensor([prompt_ids])
+options = dict(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None)
+
+past = reference(inputs, use_cache=True).past_key_values
+print("transformers, layer 0 key:", list(layer_keys(past, 0).shape), "= [batch, h_kv, seq, d_h]")
+
+# %% tags=["nbval-ignore-output"]
+from time import perf_counter
+
+
+def seconds(function):
+    """Seconds of one call, after a short warm-up call made by the caller."""
+    start = perf_counter()
+    function()
+    return perf_counter() - start
+
+
+with torch.inference_mode():
+    reference.generate(inputs, use_cache=True, **{**options, "max_new_tokens": 4})
+    with_cache = seconds(lambda: reference.generate(inputs, use_cache=True, **options))
+    without = seconds(lambda: reference.generate(inputs, use_cache=False, **options))
+ours = seconds(lambda: cached_generate(model, prompt_ids, NEW))
+print(f"transformers: {without / with_cache:.1f} times as long without its cache")
+print(f"kvlab's cached loop: {with_cache / ours:.2f} times the speed of transformers' cached one")
+
+# %% [markdown]
+# Far from the ratio of the FLOPs. A cached step does almost nothing, and yet takes a good part of
+# an uncached step's time: it still has to read every weight once. A second prediction takes that
+# into account. We measure two constants of the machine on two forwards, the time to stream the
+# weights for one token and the rate of arithmetic on many, and predict the steps between.
+
+# %% tags=["nbval-ignore-output"]
+from statistics import median
+
+
+def step_seconds(s, cached, repeats=5):
+    """Median time of one decode step at context s, by kvlab."""
+    ids = torch.tensor([[prompt_ids[i % p] for i in range(s)]])
+    positions = torch.arange(s).view(1, -1)
+    cache = ContiguousKVCache(spec, 1, s)
+    attend = CachedAttention(spec, cache)
+    if cached:
+        model.forward(ids[:, :-1], positions[:, :-1], attend, rows="last")
+        cache.advance(s - 1)
+        ids, positions = ids[:, -1:], positions[:, -1:]
+    times = []
+    for _ in range(repeats + 1):
+        if not cached:
+            cache.reset()
+        times.append(seconds(lambda: model.forward(ids, positions, attend, rows="last")))
+    return median(times[1:])
+
+
+contexts = (32, 64, 128, 256, 512)
+naive_times = [step_seconds(s, cached=False) for s in contexts]
+cached_times = [step_seconds(s, cached=True) for s in contexts]
+
+# %% tags=["nbval-ignore-output"]
+streamed = costs.streamed_params(spec)
+bandwidth = costs.cached_step_bytes(spec, streamed, 32, 4) / cached_times[0]
+rate = costs.uncached_step_flops(spec, streamed, 512) / naive_times[-1]
+
+
+def predicted_seconds(flops, num_bytes):
+    """A step takes as long as its bytes or its FLOPs, whichever is longer."""
+    return max(costs.memory_seconds(num_bytes, bandwidth), costs.compute_seconds(flops, rate))
+
+
+naive_predicted, cached_predicted = [], []
+for s in contexts:
+    num_bytes = costs.cached_step_bytes(spec, streamed, s, 4)
+    naive_predicted.append(predicted_seconds(costs.uncached_step_flops(spec, streamed, s), num_bytes))
+    cached_predicted.append(predicted_seconds(costs.cached_step_flops(spec, streamed, s), num_bytes))
+
+# %% tags=["nbval-ignore-output"]
+milli = lambda times: [1e3 * t for t in times]
+figure(
+    {
+        "uncached, measured": (contexts, milli(naive_times)),
+        "uncached, predicted": (contexts, milli(naive_predicted)),
+        "cached, measured": (contexts, milli(cached_times)),
+        "cached, predicted": (contexts, milli(cached_predicted)),
+    },
+    x="context s, tokens",
+    y="milliseconds",
+    title="One decode step on this machine",
+    alt="Time of a decode step against context, with and without a cache, measured and predicted",
+)
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+say(
+    f"At {contexts[-1]} tokens an uncached step takes {naive_times[-1] / cached_times[-1]:.0f} "
+    f"times as long as a cached one here; at {contexts[0]}, "
+    f"{naive_times[0] / cached_times[0]:.1f} times. The cached line is nearly flat: the weights "
+    "are most of what a step reads, and they are the same at every context."
+)
+
+# %% [markdown]
+# This is the turn of the book. Without a cache a step is bound by arithmetic. The cache deletes
+# nearly all of it, and what is left is bound by *reading*: every weight, once, for a single token.
+# Chapter 8 measures that side.
+
+# %% [markdown]
+# ## The bugs of this layer
+#
+# A cache can be wrong without any error. Each of these is one line in the register, with the
+# detector that catches it. The text of a detector says what was expected.
+
+# %%
+from kvlab.faults import FaultDetected, all_faults, fault
+
+for entry in [f for f in all_faults() if f.layer == "cache"]:
+    with fault(entry.name):
+        try:
+            entry.detect()
+            print(f"{entry.name}: not caught")
+        except FaultDetected as found:
+            print(f"{entry.name}\n    {entry.symptom}\n    caught: {found}\n")
+
+# %% [markdown]
+# ## Exercises
+
+# %%
+from kvlab.exercises import check, status
+
+answer = None  # 2.1: bytes of one token of SmolLM2-135M in float32
+check("2.1", answer)
+
+# %% [markdown]
+# <details><summary>Solution of 2.1</summary>
+#
+# `costs.kv_bytes_per_token(spec, 4)`, or by hand `30 * 2 * 3 * 64 * 4`.
+#
+# </details>
+
+# %%
+answer = None  # 2.2: bytes of old K and V that torch.cat copies
+check("2.2", answer)
+
+# %% [markdown]
+# <details><summary>Solution of 2.2</summary>
+#
+# `costs.kv_bytes_copied_by_concatenation(spec, 100, 50, 4)`: the bytes of a token times the sum of
+# `100 + t - 1` over the steps.
+#
+# </details>
+
+# %%
+def write(stored, length, new):
+    """2.3: put new [t, h_kv, d_h] behind the first `length` tokens of stored, in place."""
+
+
+check("2.3", write)
+
+# %% [markdown]
+# <details><summary>Solution of 2.3</summary>
+#
+# ```python
+# def write(stored, length, new):
+#     stored[:, length : length + new.shape[0]] = new.transpose(0, 1)
+# ```
+#
+# `reshape` gives the same shape and the wrong rows. It is the most quiet mistake of this chapter.
+#
+# </details>
+
+# %%
+answer = None  # 2.4: a set of names
+check("2.4", answer)
+
+# %% [markdown]
+# <details><summary>Solution of 2.4</summary>
+#
+# `{"causal decoder", "encoder output", "cross-attention", "fixed prefix"}`. The K and V of a growing
+# bidirectional text change with every token, and an old query is never read again.
+#
+# </details>
+
+# %%
+status(2)
+
+# %% [markdown]
+# ## In the engines
+#
+# In vLLM the write is an operation of the attention layer: K and V of the new tokens and a
+# `slot_mapping` go in, nothing else (`vllm/v1/attention/backend.py` at commit a556f3f names the
+# metadata). In SGLang the pool has `set_kv_buffer(layer, loc, k, v)` and keeps a list of K and a list of V
+# buffers, one a layer. Neither writes a query. Encoder-only layers get no cache group in vLLM: their
+# K and V are not final, so there is nothing to keep.
+#
+# Both allocate all memory at start. Neither grows a tensor.
+
+# %% [markdown]
+# ## What it cost, what comes next
+#
+# You have a cache that is written once a token, proved equal to the naive loop at every step, and
+# you know its condition: K and V must come out the same next time. It costs memory that grows with
+# every token of every sequence.
+#
+# How much memory? That depends on four constants of the model, and the number of query heads is
+# not one of them. [Chapter 3](03_gqa_shapes.ipynb).
+#
+# **References.** Pope et al. 2022 for the accounting, Shazeer 2019 for what the reading costs. See
+# the [references page](../book/references.md).

@@ -1,0 +1,142 @@
+"""Exercises of chapter 1: what a loop without a cache does again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvlab import costs
+from kvlab.configs import preset
+from kvlab.exercises import Exercise, Wrong, number, register
+
+_SMOL = preset("smollm2-135m")
+_P, _N = 100, 50  # prompt and decode forwards of 1.1 and 1.2
+_LAST = _P + _N
+_REPEATED = costs.kv_rows_recomputed(_SMOL, _P, _N)
+_CONTEXTS = costs.sum_of_contexts(_P, _N)
+
+register(
+    Exercise(
+        id="1.1",
+        title="Rows of logits thrown away",
+        question=(
+            f"A prompt of {_P} tokens, then {_N} naive decode forwards. How many rows of logits "
+            "does the last forward compute and throw away?"
+        ),
+        check=number(
+            costs.logit_rows_discarded(_LAST),
+            [
+                (_LAST, "you counted every row; one row of the forward is used, to sample from"),
+                (_LAST - 2, "one row too few: the last forward processes p + n tokens"),
+                (_N - 1, "the prompt's tokens are fed again too, and each has its row"),
+                (_P - 1, "the generated tokens are fed again too, and each has its row"),
+                (_CONTEXTS - _N, "that is the sum over all forwards; the last one alone is asked"),
+            ],
+            "count the tokens that the last forward is fed: s = p + n; one row is used",
+        ),
+        solution=costs.logit_rows_discarded(_LAST),
+        hint="How many tokens does the last forward process, and how many rows does it sample from?",
+    )
+)
+
+register(
+    Exercise(
+        id="1.2",
+        title="K/V rows computed again",
+        question=(
+            f"The same run on SmolLM2-135M ({_SMOL.num_layers} layers). One K/V row is the K and "
+            f"the V of one token in one layer. How many rows do the {_N} decode forwards compute "
+            "that had been computed before?"
+        ),
+        check=number(
+            _REPEATED,
+            [
+                (_CONTEXTS * _SMOL.num_layers, "each forward also computes one new token; only "
+                 "what was computed before counts"),
+                (_CONTEXTS - _N, "that is one layer: every layer has K and V of its own"),
+                (_REPEATED + _P * _SMOL.num_layers, "prefill computes the prompt for the first "
+                 "time; it repeats nothing"),
+                (2 * _REPEATED, "K and V together are one row here; you counted them as two"),
+                (_SMOL.num_layers * _N * (_LAST - 1), "the context grows by one a step; you "
+                 "charged every step like the last"),
+                (_SMOL.num_layers * _N * _P, "the tokens generated so far are fed again too, not "
+                 "only the prompt"),
+            ],
+            "step t is fed p + t tokens, and one of them is new; sum p + t - 1 over the steps and "
+            "multiply by the layers",
+        ),
+        solution=_REPEATED,
+        hint="Step t is fed p + t tokens. How many of them were fed before? Sum, then the layers.",
+    )
+)
+
+register(
+    Exercise(
+        id="1.3",
+        title="Forwards for an exact number of outputs",
+        question=(
+            "You want exactly 512 output tokens. Prefill is one forward and samples the first of "
+            "them. How many decode forwards follow?"
+        ),
+        check=number(
+            511,
+            [
+                (512, "prefill has sampled the first output already"),
+                (513, "you added a forward; the last output is sampled and never fed back"),
+                (510, "one too few: n forwards after prefill give n + 1 outputs"),
+                (2048 + 511, "that is a context length; the prompt costs one forward, prefill"),
+                (2048 + 512, "that is a context length; the prompt costs one forward, prefill"),
+            ],
+            "n decode forwards after prefill give n + 1 outputs in all",
+        ),
+        solution=511,
+        hint="Each forward samples one token, prefill included.",
+    )
+)
+
+
+def _check_step(answer: Any) -> None:
+    """1.4 asks for a function (P, h, d_h, L, s) -> FLOPs."""
+    if not callable(answer):
+        raise Wrong("define a function of P, h, d_h, L and s and pass the function itself")
+    # SmolLM2's h and L differ, so a forgotten factor can be told from another.
+    num_parameters = costs.streamed_params(_SMOL)
+    shape = (_SMOL.num_heads, _SMOL.head_dim, _SMOL.num_layers)
+    for s in (1, 64, 2304):
+        got = answer(num_parameters, *shape, s)
+        right = costs.uncached_step_flops(_SMOL, num_parameters, s)
+        if got is None:
+            raise Wrong("the function returns None: return the number of FLOPs")
+        if math.isclose(got, right, rel_tol=1e-9):
+            continue
+        pairs = costs.attention_flops_uncached_step(_SMOL, s)
+        projections = costs.projection_flops(num_parameters, s)
+        mistakes = (
+            (projections + 2 * pairs, "a causal mask skips half of the s x s pairs"),
+            (projections / 2 + pairs, "a multiply and an add are two FLOPs: projections cost 2P"),
+            (projections / s + pairs, "every one of the s tokens passes through the projections"),
+            (projections + pairs / 2, "a pair costs 4 d_h FLOPs: a dot product and a weighted sum"),
+            (projections + pairs / _SMOL.num_layers, "attention runs in every layer"),
+            (projections + pairs / _SMOL.num_heads, "attention runs in every query head"),
+            (projections, "attention between the s tokens is missing"),
+        )
+        for value, mistake in mistakes:
+            if s > 64 and math.isclose(got, value, rel_tol=1e-9):
+                raise Wrong(mistake)
+        if s > 64:
+            raise Wrong(f"at s = {s} you give {got:.4g} FLOPs, the step costs {right:.4g}")
+
+
+register(
+    Exercise(
+        id="1.4",
+        title="The cost of one uncached step",
+        question=(
+            "Write uncached_step(P, h, d_h, L, s): the FLOPs of one forward over all s tokens, "
+            "with s * s / 2 query-key pairs a head and layer."
+        ),
+        check=_check_step,
+        solution=lambda P, h, d_h, L, s: 2 * P * s + 4 * h * d_h * L * s * s / 2,  # noqa: N803
+        hint="Two terms: 2P a token for the matrices, and 4 d_h a pair, head and layer.",
+    )
+)
