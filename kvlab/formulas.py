@@ -16,7 +16,7 @@ import sympy
 from sympy.printing.jscode import JavascriptCodePrinter
 
 from kvlab import costs
-from kvlab.specs import LayerSpec
+from kvlab.specs import LayerSpec, ModelSpec
 
 #: Python name -> the symbol of the book's notation page.
 SYMBOLS = {
@@ -52,6 +52,10 @@ _LATEX = {
     "d_v": "d_v",
 }
 _MODEL_FIELDS = tuple(SYMBOLS)[:8]
+
+
+def _latex_name(letters: str) -> str:
+    return _LATEX.get(letters, letters)
 
 
 def symbol(name: str) -> sympy.Symbol:
@@ -213,3 +217,34 @@ def sheet_markdown() -> str:
                 f"**`{f.name}`**  \n{f.description}\n\n$$\n\\texttt{{{name}}} = {f.latex()}\n$$\n"
             )
     return "\n".join(parts)
+
+
+#: What a symbol stands for, in the words of the notation page.
+_MEANINGS = {
+    "num_layers": "layers",
+    "hidden_size": "width of the hidden state",
+    "num_heads": "query heads",
+    "num_kv_heads": "KV heads: what the cache holds",
+    "head_dim": "width of one head",
+    "intermediate_size": "width of the MLP",
+    "vocab_size": "vocabulary",
+    "tie_word_embeddings": "1 if the output head is the input embedding, else 0",
+    "num_parameters": "parameters a token passes through, see below",
+    "bytes_per_element": "bytes of one cached or stored number",
+    "prompt": "tokens of the prompt",
+    "decode": "decode forwards after prefill",
+    "context": "context of a step, the token being fed included",
+}
+
+
+def symbols_markdown(*models: ModelSpec) -> str:
+    """The notation table: symbol, Python name, meaning, and its value in each of the models."""
+    lines = [
+        "| symbol | in code | meaning |" + "".join(f" {m.name} |" for m in models),
+        "|---|---|---|" + "---:|" * len(models),
+    ]
+    for name, meaning in _MEANINGS.items():
+        values = (getattr(model, name, "") for model in models)
+        cells = "".join(f" {int(v):,} |" if v != "" else " |" for v in values)
+        lines.append(f"| ${_latex_name(SYMBOLS[name])}$ | `{name}` | {meaning} |{cells}")
+    return "\n".join(lines)
