@@ -18,8 +18,8 @@ from kvlab.kernels.checks import (
 )
 from kvlab.kernels.splits import MAX_SPLITS, choose_num_splits
 
-#: Bytes of K and V tiles that may wait in shared memory: fits every card from sm_75 on.
-TILE_BYTES = 48 * 1024
+#: Bytes of one tile of K and V. It waits in shared memory, of which a T4 has 64 KiB.
+TILE_BYTES = 24 * 1024
 #: Stands for "no window": larger than any sequence.
 NO_WINDOW = 2**31 - 1
 
@@ -33,7 +33,7 @@ class Tile:
     block_d: int  # head_dim rounded up
     block_v: int  # value_dim rounded up
     num_warps: int
-    num_stages: int  # tiles in flight: 2 loads the next one while this one is computed
+    num_stages: int  # tiles in flight: 3 looks up one tile and loads another meanwhile
 
 
 def next_power_of_2(n: int) -> int:
@@ -47,23 +47,22 @@ def choose_tile(
     """The shipped tile for one shape. capability is 75, 80, 90, ...
 
     Tensor cores multiply 16 rows at a time, so from sm_80 on the group is padded to 16. On sm_75
-    Triton uses plain FMA instructions: there padding would be work for nothing (and 202 registers
-    a thread instead of 128).
+    Triton uses plain FMA instructions: padding there would be work for nothing, and would push
+    the kernel past 128 registers a thread. Three stages keep two loads ahead of the arithmetic:
+    the block table's entry, and then the keys and values that it points to.
     """
     block_d = max(16, next_power_of_2(head_dim))
     block_v = max(16, next_power_of_2(value_dim))
     block_g = next_power_of_2(group)
+    row_bytes = (block_d + block_v) * bytes_per_element
+    keys = 32 if 32 * row_bytes <= TILE_BYTES else 16
+    num_stages = 3 if keys * row_bytes <= 2 * TILE_BYTES else 1
     if capability >= 80:
         block_g = max(16, block_g)
-    keys = 32
-    row_bytes = (block_d + block_v) * bytes_per_element
-    num_stages = 2
-    if num_stages * keys * row_bytes > TILE_BYTES:
-        keys = 16
-    if num_stages * keys * row_bytes > TILE_BYTES:
-        num_stages = 1
-    num_warps = 4 if block_d <= 256 else 8
-    return Tile(keys, block_g, block_d, block_v, num_warps, num_stages)
+    else:
+        keys = keys if block_g <= 4 else 16
+        num_stages = 1  # no asynchronous copies before sm_80: nothing to keep in flight
+    return Tile(keys, block_g, block_d, block_v, 4 if block_d <= 512 else 8, num_stages)
 
 
 def device_facts(device: torch.device) -> tuple[int, int]:

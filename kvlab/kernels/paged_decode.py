@@ -14,6 +14,11 @@ After FlashAttention's online softmax and Flash-Decoding's split over the KV ran
 
 from __future__ import annotations
 
+import os
+
+# Fused multiply-add, today's default, said aloud: Triton 3.10 will change the default.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 try:  # Triton has wheels for Linux only; elsewhere the launcher says so and torch does the work
     import triton
     import triton.language as tl

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Below this share of the card's multiprocessors a launch counts as "not filling it".
+#: Below this share of the card's program slots a launch counts as "not filling it".
 FILLED = 0.8
 #: A candidate is good enough when its wave efficiency reaches this share of the best one.
 GOOD_ENOUGH = 0.85
+#: Programs that should share a multiprocessor: one loads while the other waits for its softmax.
+PROGRAMS_PER_MULTIPROCESSOR = 2
 #: More splits than this are never used: the merge would read more than it saves.
 MAX_SPLITS = 128
 
@@ -42,15 +44,14 @@ def split_range(
     return begin, min(begin + per_split * tile, seq_len)
 
 
-def wave_efficiency(num_programs: int, num_multiprocessors: int) -> float:
-    """Share of the multiprocessor slots that have work, over the whole launch.
+def wave_efficiency(num_programs: int, num_slots: int) -> float:
+    """Share of a card's program slots that have work, over the whole launch.
 
-    133 programs on 132 multiprocessors take two waves and leave 131 slots idle: 133 / 264.
+    265 programs on 264 slots take two waves and leave 263 slots idle: 265 / 528.
     """
     if num_programs == 0:
         return 0.0
-    waves = ceil_div(num_programs, num_multiprocessors)
-    return num_programs / (waves * num_multiprocessors)
+    return num_programs / (ceil_div(num_programs, num_slots) * num_slots)
 
 
 def choose_num_splits(
@@ -61,10 +62,11 @@ def choose_num_splits(
     tile: int,
     window: int | None = None,
     max_splits: int = MAX_SPLITS,
+    programs_per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR,
 ) -> int:
     """How many programs share one (sequence, KV head).
 
-    1. If sequences x KV heads fill 0.8 of the multiprocessors, one split: splitting further only
+    1. If sequences x KV heads fill 0.8 of the card's slots, one split: splitting further only
        adds partial results to merge.
     2. Otherwise try every count that makes the splits shorter, and take the smallest whose wave
        efficiency is within 85 % of the best. Each extra split costs a partial result, so fewest
@@ -72,12 +74,13 @@ def choose_num_splits(
        where it steps; this rule has none to fall from.
     """
     pairs = num_seqs * num_kv_heads
+    slots = num_multiprocessors * programs_per_multiprocessor
     tiles = num_tiles(max_seq_len, tile, window)
-    if pairs == 0 or tiles <= 1 or pairs >= FILLED * num_multiprocessors:
+    if pairs == 0 or tiles <= 1 or pairs >= FILLED * slots:
         return 1
     candidates = {
-        splits: wave_efficiency(pairs * splits, num_multiprocessors)
-        for splits in range(1, min(tiles, max_splits, num_multiprocessors) + 1)
+        splits: wave_efficiency(pairs * splits, slots)
+        for splits in range(1, min(tiles, max_splits, slots) + 1)
         if splits == 1 or ceil_div(tiles, splits) != ceil_div(tiles, splits - 1)
     }
     best = max(candidates.values())
@@ -133,12 +136,14 @@ def split_table(
     splits = num_splits or chosen
     ranges = [split_range(max_seq_len, i, splits, tile) for i in range(splits)]
     programs = num_seqs * num_kv_heads * splits
+    slots = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     return {
         "chosen_splits": chosen,
         "num_splits": splits,
         "num_tiles": num_tiles(max_seq_len, tile),
         "ranges": ranges,
         "num_programs": programs,
-        "num_waves": ceil_div(programs, num_multiprocessors),
-        "efficiency": wave_efficiency(programs, num_multiprocessors),
+        "num_slots": slots,
+        "num_waves": ceil_div(programs, slots),
+        "efficiency": wave_efficiency(programs, slots),
     }
