@@ -27,7 +27,8 @@ except ImportError:
     tl = None
 
 
-def _jit(function):  # noqa: ANN001, ANN202 - triton.jit where there is Triton
+def _jit(function):
+    """triton.jit, where there is Triton."""
     return triton.jit(function) if triton is not None else function
 
 
@@ -42,20 +43,20 @@ def kv_offset(block_id, slot, head, stride_block, stride_token, stride_head):
 
 
 @_jit
-def fold_tile(m, l, acc, q, k, v, visible, scale):
+def fold_tile(top, total, acc, q, k, v, visible, scale):
     """Fold one tile of keys into the running softmax of a group of query heads.
 
-    m, l [G]: largest score so far, and sum of exp(score - m). acc [G, DV]: sum of
-    exp(score - m) * value, not yet divided by l. q [G, D], k [N, D], v [N, DV], visible [N].
+    top, total [G]: largest score so far, and sum of exp(score - top). acc [G, DV]: sum of
+    exp(score - top) * value, not yet divided by total. q [G, D], k [N, D], v [N, DV], visible [N].
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [G, N] in fp32
     scores = tl.where(visible[None, :], scores, -float("inf"))
-    m_new = tl.maximum(m, tl.max(scores, 1))
-    p = tl.exp(scores - m_new[:, None])
-    shrink = tl.exp(m - m_new)  # what the old sums are worth under the new maximum
-    l = l * shrink + tl.sum(p, 1)
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    p = tl.exp(scores - new_top[:, None])
+    shrink = tl.exp(top - new_top)  # what the old sums are worth under the new maximum
+    total = total * shrink + tl.sum(p, 1)
     acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-    return m_new, l, acc
+    return new_top, total, acc
 
 
 @_jit
@@ -118,8 +119,8 @@ def decode_split(
     if UPCAST:
         q = q.to(tl.float32)
 
-    m = tl.full([BLOCK_G], -float("inf"), tl.float32)
-    l = tl.zeros([BLOCK_G], tl.float32)
+    top = tl.full([BLOCK_G], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_V], tl.float32)
     foreign = tl.zeros([TILE], tl.int32)  # block ids that do not exist, seen so far
 
@@ -147,14 +148,14 @@ def decode_split(
         if UPCAST:
             k = k.to(tl.float32)
             v = v.to(tl.float32)
-        m, l, acc = FOLD(m, l, acc, q, k, v, visible, scale)
+        top, total, acc = FOLD(top, total, acc, q, k, v, visible, scale)
 
     # A foreign block id was never followed, and must not pass unseen: the row becomes NaN.
-    l = tl.where(tl.sum(foreign, 0) > 0, float("nan"), l)
+    total = tl.where(tl.sum(foreign, 0) > 0, float("nan"), total)
     # An empty split saw no key: output 0, lse -inf, and no division by zero.
-    empty = l == 0.0
-    divisor = tl.where(empty, 1.0, l)
-    lse = tl.where(empty, -float("inf"), m + tl.log(divisor))
+    empty = total == 0.0
+    divisor = tl.where(empty, 1.0, total)
+    lse = tl.where(empty, -float("inf"), top + tl.log(divisor))
     out = acc / divisor[:, None]
     row = (seq * num_kv_heads * GROUP + heads) * num_splits + split
     out_mask = (g < GROUP)[:, None] & (dv < VALUE_DIM)[None, :]
