@@ -1,7 +1,6 @@
-"""Turn a downloaded model into the three files that kvlab loads. Run as a program.
+"""Dequantise a GGUF file into the three files that kvlab loads. Run as a program.
 
-    python -m kvlab.convert gguf MODEL.gguf OUT     dequantise a GGUF file through transformers
-    python -m kvlab.convert hub  ORG/NAME  OUT      fetch a model's files from the Hugging Face hub
+    python -m kvlab.convert MODEL.gguf OUT
 
 It imports transformers, which takes seconds and gigabytes of address space. `kvlab.fetch` therefore
 runs it once, in a process of its own, and no later load ever imports it.
@@ -15,13 +14,8 @@ import sys
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-#: What kvlab reads from a model on the hub. Pickled weights (.bin) are left alone on purpose.
-HUB_FILES = ["config.json", "tokenizer.json", "model.safetensors", "*.safetensors.index.json",
-             "model-*.safetensors"]
 
 
 def plain_config(config) -> dict:
@@ -75,19 +69,5 @@ def convert_gguf(path: Path, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def fetch_hub(model_id: str, out: Path) -> None:
-    """Put the files of a hub model into `out`. The hub's client checks each file's hash."""
-    snapshot_download(model_id, local_dir=out, allow_patterns=HUB_FILES)
-
-
-def main(arguments: list[str]) -> int:
-    kind, source, out = arguments
-    if kind == "gguf":
-        convert_gguf(Path(source), Path(out))
-    else:
-        fetch_hub(source, Path(out))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Python runs this at start where the folder is on PYTHONPATH: children of tests are offline too."""
+"""Python runs this at start where this folder is on PYTHONPATH: children are offline too."""
 
 from kvlab_offline import block
 
