@@ -23,7 +23,7 @@ class StateSpec:
     """A fixed piece of per-sequence state, such as a Mamba convolution buffer."""
 
     name: str
-    num_elements: int
+    num_elements: int | None  # None: the config does not tell its size
     bytes_per_element: int | None = None  # None: the KV dtype decides
 
 
@@ -36,7 +36,9 @@ class LayerSpec:
                 kv_lora_rank + qk_rope_head_dim, so it has num_kv_heads = 1 and value_dim = 0.
     window      tokens a sliding or chunked layer can ever look back on (the current one included)
     shares_layer   index of the layer whose K and V a "shared" layer reads
-    state       fixed per-sequence state of a "recurrent" layer
+    state       fixed per-sequence state of a "recurrent" layer (or of one that also attends)
+    expanded    of a latent layer: the same layer with K and V written out for every query head,
+                which is what an engine that does not absorb the projections stores instead
     """
 
     kind: str
@@ -46,6 +48,7 @@ class LayerSpec:
     window: int | None = None
     shares_layer: int | None = None
     state: tuple[StateSpec, ...] = ()
+    expanded: LayerSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class ModelSpec:
     model_type: str = "llama"
     is_dense_llama: bool = True  # the exact parameter count below holds only for this family
     notes: tuple[str, ...] = ()
+    mtp_layers: tuple[LayerSpec, ...] = ()  # multi-token prediction layers, outside num_layers
 
     @property
     def layer_groups(self) -> tuple[tuple[int, LayerSpec], ...]:

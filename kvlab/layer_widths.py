@@ -1,0 +1,261 @@
+"""How many KV heads, how wide K and V: from a config's fields to one LayerSpec a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kvlab.config_fields import Fields, show
+from kvlab.layer_states import layer_state
+from kvlab.specs import LayerSpec
+
+#: Keys that a per-layer override may change.
+WIDTH_KEYS = ("num_key_value_heads", "head_dim", "v_head_dim", "num_attention_heads")
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The attention shape of one layer. kv_heads 0: the layer has no attention of its own."""
+
+    heads: int | None
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    latent: tuple[int, int, int, int] | None = None  # kv_lora_rank, rope, nope, value
+
+
+def base_widths(fields: Fields, hidden: int | None, no_attention: bool = False) -> Widths:
+    """The shape that layers share unless they say otherwise."""
+    if no_attention:
+        return Widths(None, 0, 0, 0)
+    heads = fields.default_count("num_attention_heads")
+    latent = _latent(fields)
+    if latent is not None:
+        if heads is None:
+            heads = fields.needed("num_attention_heads", "the number of query heads")
+        kv_heads = fields.count("num_key_value_heads") or heads
+        return Widths(heads, kv_heads, latent[1], latent[1], latent)
+    head_dim = _head_dim(fields, hidden, heads)
+    kv_heads = _kv_heads(fields, heads)
+    value_dim = fields.count("v_head_dim") or fields.defaults.get("v_head_dim") or head_dim
+    return Widths(heads, kv_heads, head_dim, value_dim)
+
+
+def _latent(fields: Fields) -> tuple[int, int, int, int] | None:
+    """(kv_lora_rank, qk_rope, qk_nope, value width) of an MLA model, else None."""
+    if fields.flag("use_mla") is False:
+        return None
+    if "kv_lora_rank" in fields.data and fields.data["kv_lora_rank"] is None:
+        return None
+    rank = fields.default_count("kv_lora_rank")
+    if rank is None:
+        return None
+    why = "a part of the latent (MLA) row"
+    rope = fields.needed("qk_rope_head_dim", why, least=0)
+    nope = fields.needed("qk_nope_head_dim", why, least=0)
+    if fields.model_type == "minicpm3" and fields.count("v_head_dim") is None:
+        hidden = fields.needed("hidden_size", why)
+        return rank, rope, nope, hidden // fields.needed("num_attention_heads", why)
+    return rank, rope, nope, fields.needed("v_head_dim", "the width of V in an MLA layer")
+
+
+def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
+    """head_dim if declared, else the model type's own, else hidden_size / num_attention_heads."""
+    derived = fields.model_type in ("cohere2", "zamba2", "recurrent_gemma", "falcon")
+    declared = None if derived else fields.default_count("head_dim")
+    if declared is not None:
+        return declared
+    if hidden is None or heads is None:
+        hidden = fields.needed("hidden_size", "since head_dim is not given")
+        heads = fields.needed("num_attention_heads", "since head_dim is not given")
+    if fields.model_type in ("zamba", "zamba2"):
+        hidden *= 2  # its attention reads the hidden state and the embedding side by side
+    if hidden % heads:
+        raise fields.fail(
+            "head_dim",
+            f"missing, and hidden_size {hidden} is not divisible by num_attention_heads {heads}; "
+            f"expected head_dim, or two numbers that divide; add head_dim",
+        )
+    return hidden // heads
+
+
+def _kv_heads(fields: Fields, heads: int | None) -> int:
+    """KV heads, with the multi-query switches of older families."""
+    stated = fields.raw("num_key_value_heads")
+    if isinstance(stated, list | tuple):  # one entry a layer: see per_layer_widths
+        counts = [fields.check_count("num_key_value_heads", n) for n in stated]
+        if not counts or None in counts:
+            raise fields.fail("num_key_value_heads", f"given {show(stated)}; expected counts")
+        return max(counts)
+    attention_type = fields.block("attn_config").get("attn_type")
+    multi_query = fields.flag("multi_query")
+    if multi_query is None:
+        multi_query = fields.flag("multi_query_attention")
+        if multi_query is False and heads is not None:
+            return heads
+        multi_query = None
+    if multi_query is None and fields.model_type in ("falcon", "gpt_bigcode"):
+        multi_query = True
+        fields.note(f"multi_query is not in the file; {fields.model_type} means true by that")
+    if fields.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
+        if fields.flag("new_decoder_architecture") or fields.model_type == "RefinedWeb":
+            multi_query = None
+        elif multi_query:
+            if stated not in (None, 1):
+                fields.note(f"multi_query: one KV head, whatever num_kv_heads ({show(stated)}) says")
+            return 1
+        else:
+            return _all_heads(fields, heads, "multi_query is false")
+    if multi_query or attention_type == "multiquery_attention":
+        if stated not in (None, 1):
+            raise fields.fail(
+                "num_key_value_heads",
+                f"given {show(stated)}, but multi_query is true; expected 1; correct one of them",
+            )
+        return 1
+    if fields.model_type == "gpt_bigcode" and multi_query is False:
+        return _all_heads(fields, heads, "multi_query is false")
+    kv_heads = fields.default_count("num_key_value_heads")
+    if kv_heads is None:
+        return _all_heads(fields, heads, "no num_key_value_heads")
+    if heads is not None and heads % kv_heads:
+        raise fields.fail(
+            "num_key_value_heads",
+            f"given {kv_heads}, which does not divide num_attention_heads {heads}; expected a "
+            f"divisor, so that each KV head serves the same number of query heads; correct one",
+        )
+    return kv_heads
+
+
+def _all_heads(fields: Fields, heads: int | None, why: str) -> int:
+    if heads is None:
+        heads = fields.needed("num_attention_heads", f"since there is {why}")
+    fields.note(f"{why}: every query head has its own K and V ({heads} KV heads)")
+    return heads
+
+
+def layer_spec(fields: Fields, kind: str, widths: Widths, window: int | None) -> LayerSpec:
+    """One layer of a given kind; "full+" and "sliding+" also carry a recurrent state."""
+    hidden = fields.count("hidden_size")
+    if kind == "none" or (kind in ("full", "sliding", "chunked") and widths.kv_heads == 0):
+        return LayerSpec("none")
+    if kind == "recurrent":
+        return LayerSpec("recurrent", state=layer_state(fields, hidden))
+    state = layer_state(fields, hidden) if kind.endswith("+") else ()
+    kind = kind.rstrip("+")
+    window = window if kind in ("sliding", "chunked") else None
+    if widths.latent is None:
+        return LayerSpec(
+            kind, widths.kv_heads, widths.head_dim, widths.value_dim, window, state=state
+        )
+    rank, rope, nope, value = widths.latent
+    expanded = LayerSpec(kind, widths.heads or 0, nope + rope, value, window, state=state)
+    return LayerSpec("latent", 1, rank + rope, 0, window, state=state, expanded=expanded)
+
+
+def per_layer_widths(fields: Fields, base: Widths, kinds: list[str]) -> list[Widths]:
+    """The shape of each layer, after everything that a file says for single layers."""
+    widths = [base] * len(kinds)
+    for i, kind in enumerate(kinds):
+        if kind.startswith("sliding"):
+            widths[i] = _renamed(fields, base, "swa_{}")
+            if fields.model_type == "mimo_v2_flash" and not fields.declared("swa_num_key_value_heads"):
+                widths[i] = replace(base, kv_heads=2 * base.kv_heads)
+                fields.note("mimo_v2_flash: sliding layers have twice the KV heads")
+        elif kind.startswith("full") and "global_head_dim" in GLOBAL.get(fields.model_type, ()):
+            widths[i] = _global(fields, base)
+    stated = fields.raw("num_key_value_heads")
+    if isinstance(stated, list | tuple):
+        counts = fields.items("num_key_value_heads", len(kinds))
+        for i, count in enumerate(counts):
+            widths[i] = replace(widths[i], kv_heads=fields.check_count("num_key_value_heads", count))
+    _overrides(fields, widths)
+    return _blocks(fields, base, widths)
+
+
+GLOBAL = dict.fromkeys(("gemma4_text", "gemma4_unified_text"), ("global_head_dim",))
+
+
+def _global(fields: Fields, base: Widths) -> Widths:
+    """Gemma 4: wider heads, and fewer of them, where a layer attends in full."""
+    if fields.data.get("per_layer_config") is not None:
+        return base
+    head_dim = fields.count("global_head_dim")
+    if head_dim is None:
+        head_dim = 512
+        fields.note("global_head_dim is not in the file; gemma4 means 512 by that")
+    kv_heads = base.kv_heads
+    if fields.flag("attention_k_eq_v"):
+        kv_heads = fields.count("num_global_key_value_heads") or kv_heads
+    return replace(base, kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim)
+
+
+def _renamed(fields: Fields, base: Widths, pattern: str) -> Widths:
+    """The base shape with the fields that have a name of their own for one kind of layer."""
+    if base.latent is not None:
+        return _sliding_latent(fields, base)
+    kv_heads = fields.default_count(pattern.format("num_key_value_heads"))
+    head_dim = fields.default_count(pattern.format("head_dim"))
+    value = fields.count(pattern.format("v_head_dim"))
+    return replace(
+        base,
+        heads=fields.count(pattern.format("num_attention_heads")) or base.heads,
+        kv_heads=kv_heads or base.kv_heads,
+        head_dim=head_dim or base.head_dim,
+        value_dim=value or (head_dim if head_dim and base.value_dim == base.head_dim else base.value_dim),
+    )
+
+
+def _sliding_latent(fields: Fields, base: Widths) -> Widths:
+    rank, rope, nope, value = base.latent
+    names = ("swa_kv_lora_rank", "swa_qk_rope_head_dim", "swa_qk_nope_head_dim", "swa_v_head_dim")
+    found = [fields.count(name) for name in names]
+    latent = tuple(new or old for new, old in zip(found, (rank, rope, nope, value), strict=True))
+    return replace(base, heads=fields.count("swa_num_attention_heads") or base.heads, latent=latent)
+
+
+def _overrides(fields: Fields, widths: list[Widths]) -> None:
+    """per_layer_config: {"5": {"head_dim": 512}}."""
+    for index, changes in fields.block("per_layer_config").items():
+        name = f"per_layer_config.{index}"
+        i = int(index) if isinstance(index, str) and index.isdecimal() and len(index) < 7 else index
+        fields.check_count(name, i, 0, len(widths) - 1)
+        if not isinstance(changes, Mapping):
+            raise fields.fail(name, f"given {show(changes)}; expected an object")
+        found = {k: fields.check_count(f"{name}.{k}", changes.get(k)) for k in WIDTH_KEYS}
+        old = widths[i]
+        head_dim = found["head_dim"] or old.head_dim
+        value = found["v_head_dim"] or (head_dim if old.value_dim == old.head_dim else old.value_dim)
+        widths[i] = replace(
+            old,
+            heads=found["num_attention_heads"] or old.heads,
+            kv_heads=found["num_key_value_heads"] or old.kv_heads,
+            head_dim=head_dim,
+            value_dim=value,
+        )
+        if old.latent is not None:
+            keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+            new = [fields.check_count(f"{name}.{k}", changes.get(k), 0) for k in keys]
+            latent = tuple(o if n is None else n for n, o in zip(new, old.latent, strict=True))
+            widths[i] = replace(widths[i], latent=latent)
+
+
+def _blocks(fields: Fields, base: Widths, widths: list[Widths]) -> list[Widths]:
+    """block_configs (Nemotron-NAS): each layer's own attention, or none at all."""
+    blocks = fields.items("block_configs", len(widths))
+    if blocks is None:
+        return widths
+    result = []
+    for i, block in enumerate(blocks):
+        attention = block.get("attention") if isinstance(block, Mapping) else None
+        if not isinstance(attention, Mapping):
+            raise fields.fail(f"block_configs.{i}", f"given {show(block)}; expected an attention block")
+        if attention.get("no_op") is True or attention.get("replace_with_linear") is True:
+            result.append(replace(base, kv_heads=0))
+            continue
+        name = f"block_configs.{i}.attention.n_heads_in_group"
+        share = fields.check_count(name, attention.get("n_heads_in_group"))
+        if share is None or base.heads is None or base.heads % share:
+            raise fields.fail(name, f"given {show(share)}; expected a divisor of {base.heads} heads")
+        result.append(replace(base, kv_heads=base.heads // share))
+    return result
