@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ROOT / "node_modules"
 TARGET = ROOT / ".cache" / "vendor"
 INPUTS = ("package.json", "package-lock.json", "tools/vendor.py", "book/page/worker.js")
-PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+PYODIDE_FILES = ("pyodide.asm.wasm", "python_stdlib.zip")
 
 
 def stamp() -> str:
@@ -51,18 +51,35 @@ def copy_mathjax(target: Path) -> None:
     shutil.copytree(source / "input/tex/extensions", target / "input/tex/extensions")
 
 
+def pack(data: bytes) -> str:
+    """Bytes as text that a script can carry."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+def classic_script(module: str) -> str:
+    """Pyodide's second file as a classic script: a worker of a file:// page cannot import one."""
+    ending = "export default _createPyodideModule;"
+    if not module.rstrip().endswith(ending):
+        raise SystemExit("pyodide.asm.mjs no longer ends in its export: look at classic_script()")
+    return module.rstrip().removesuffix(ending).replace("import.meta.url", "BASE")
+
+
 def pack_pyodide(target: Path) -> None:
-    """One script that hands the page its worker and the runtime's files, gzipped in base64."""
+    """One script that hands the page its worker's code and the runtime's files, packed."""
     source = PACKAGES / "pyodide"
+    code = "\n".join(
+        [
+            (ROOT / "book" / "page" / "worker.js").read_text("utf-8"),
+            classic_script((source / "pyodide.asm.mjs").read_text("utf-8")),
+            (source / "pyodide.js").read_text("utf-8"),
+        ]
+    )
     files = {name: (source / name).read_bytes() for name in PYODIDE_FILES}
     lock = json.loads((source / "pyodide-lock.json").read_text("utf-8"))
     files["pyodide-lock.json"] = json.dumps({**lock, "packages": {}}).encode()
-    packed = {
-        name: base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
-        for name, data in files.items()
-    }
-    worker = (ROOT / "book" / "page" / "worker.js").read_text("utf-8")
-    text = json.dumps({"worker": worker, "files": packed})
+    text = json.dumps(
+        {"code": pack(code.encode()), "files": {name: pack(data) for name, data in files.items()}}
+    )
     target.write_text(f"globalThis.kvlabPage.runtime({text});\n", "utf-8")
 
 

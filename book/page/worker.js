@@ -1,8 +1,11 @@
-// Python in the page: runs in a module worker made from this text. It gets every file it needs
-// in its first message, so it never asks the network for anything.
+// Python in the page: a worker made from this text and Pyodide's own (tools/vendor.py joins them).
+// It gets every file it needs in its first message, so it never asks the network for anything.
 const BASE = "https://kvlab.invalid/";
-const TYPES = { wasm: "application/wasm", mjs: "text/javascript", json: "application/json" };
+const TYPES = { wasm: "application/wasm", json: "application/json" };
 let answerJson = null;
+// Pyodide asks whether this worker can import scripts and, if so, calls itself unsupported. All it
+// would import stands in this text already.
+self.importScripts = () => { throw new Error("nothing to import"); };
 
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -19,11 +22,9 @@ async function start({ packed, python }) {
     const type = TYPES[name.split(".").pop()] ?? "application/octet-stream";
     return new Response(files[name], { headers: { "Content-Type": type } });
   };
-  const load = (name) => import(URL.createObjectURL(new Blob([files[name]], { type: "text/javascript" })));
-  const [{ loadPyodide }, asm] = [await load("pyodide.mjs"), await load("pyodide.asm.mjs")];
   const pyodide = await loadPyodide({
     indexURL: BASE,
-    createPyodideModule: asm.default,
+    createPyodideModule: _createPyodideModule,
     lockFileContents: new TextDecoder().decode(files["pyodide-lock.json"]),
     packageBaseUrl: BASE,
   });

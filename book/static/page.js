@@ -40,9 +40,12 @@
     if (!runtime) await loadScript("vendor/pyodide.js");
     if (!python) await loadScript("python.js");
     say("Starting Python …");
-    const url = URL.createObjectURL(new Blob([runtime.worker], { type: "text/javascript" }));
-    worker = new Worker(url, { type: "module" });
+    const packed = Uint8Array.from(atob(runtime.code), (c) => c.charCodeAt(0));
+    const code = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const url = URL.createObjectURL(new Blob([await new Response(code).text()], { type: "text/javascript" }));
+    worker = new Worker(url);
     worker.onmessage = ({ data }) => {
+      if (!pending.has(data.id)) return;
       const { resolve, reject } = pending.get(data.id);
       pending.delete(data.id);
       if (data.problem) reject(new Error(data.problem));
@@ -53,7 +56,7 @@
       pending.clear();
     };
     await tell({ kind: "start", packed: runtime.files, python });
-    runtime.files = null;
+    runtime = null;
     page.running = true;
     say("Python is ready.");
     whenStarted.splice(0).forEach((call) => call());
