@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from kvlab.errors import KvlabError
 from kvlab.schedule import Schedule
@@ -97,8 +97,8 @@ def slots(
         table = block_tables[request]
         if block >= len(table):
             raise BatchError(
-                f"row {len(mapping)}: position {position} lies in block {block} of its request, but "
-                f"its table has {len(table)} blocks; the scheduler must grow the table first"
+                f"row {len(mapping)}: position {position} lies in block {block} of its "
+                f"request, but its table has {len(table)} blocks; grow the table before the step"
             )
         mapping.append(table[block] * block_size + offset)
     return mapping
@@ -137,7 +137,7 @@ class Batch:
     @property
     def max_query_len(self) -> int:
         starts = self.query_start_loc
-        return max((b - a for a, b in zip(starts, starts[1:], strict=False)), default=0)
+        return max((stop - start for start, stop in pairwise(starts)), default=0)
 
     @property
     def max_seq_len(self) -> int:

@@ -149,3 +149,49 @@ class Schedule:
     def share_of(self, request_id: str) -> int:
         """Tokens that this request got, 0 where it got none."""
         return sum(e.num_tokens for e in self.scheduled if e.request_id == request_id)
+
+
+class StepPlan:
+    """A step while it is being decided: what is given out so far, and the budget left."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = self._full_budget = budget
+        self.scheduled: list[ScheduledRequest] = []
+        self.copies: list[tuple[int, int]] = []
+        self.reasons: dict[str, Reason] = {}
+        self.preempted: list[str] = []
+
+    def serve(
+        self, request: Request, share: int, reason: Reason | None, num_cached: int = 0
+    ) -> None:
+        """Book a share whose blocks are taken: copy all that the batch needs, spend the budget."""
+        start = request.num_computed_tokens
+        num_drafts = max(start + share - request.num_tokens, 0)
+        drafts = tuple(request.draft_token_ids[:num_drafts])
+        self.budget -= share
+        self.scheduled.append(
+            ScheduledRequest(
+                request=request,
+                start=start,
+                num_tokens=share,
+                token_ids=(*request.token_ids[start : start + share], *drafts),
+                draft_token_ids=drafts,
+                block_ids=tuple(request.block_table),
+                samples=start + share >= request.num_tokens,
+                num_cached=num_cached,
+                num_recomputed=max(min(start + share, request.high_water) - start, 0),
+                limited_by=reason,
+            )
+        )
+
+    def finish(self, step: int, block_size: int) -> Schedule:
+        """The step as decided; nothing changes it any more."""
+        return Schedule(
+            step=step,
+            scheduled=tuple(self.scheduled),
+            reasons=self.reasons,
+            preempted=tuple(self.preempted),
+            block_copies=tuple(self.copies),
+            block_size=block_size,
+            budget=self._full_budget,
+        )

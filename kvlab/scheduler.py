@@ -15,7 +15,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from kvlab.admission import first_share, refuse_what_never_fits
 from kvlab.block_tables import BlockManager
@@ -25,22 +24,11 @@ from kvlab.request import DuplicateRequest, Request, RequestError, Status, Unkno
 from kvlab.schedule import (
     Reason,
     Schedule,
-    ScheduledRequest,
+    StepPlan,
     clamp_new_tokens,
     num_new_tokens,
 )
 from kvlab.scheduler_stats import SchedulerStats
-
-
-@dataclass
-class _Plan:
-    """What is decided so far in the step under way."""
-
-    budget: int
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    reasons: dict[str, Reason] = field(default_factory=dict)
-    preempted: list[str] = field(default_factory=list)
 
 
 class Scheduler:
@@ -67,7 +55,7 @@ class Scheduler:
         request.added_step = self.stats.num_steps
         request.status = Status.WAITING
         self.requests[request.request_id] = request
-        insort(self.waiting, request, key=self._key)
+        insort(self.waiting, request, key=self.place_in_line)
 
     def abort(self, request_id: str) -> Request:
         """Take a request out, wherever it stands, and give its blocks back."""
@@ -77,7 +65,7 @@ class Scheduler:
         return request
 
     def set_drafts(self, request_id: str, token_ids: Seq[int]) -> None:
-        """Guesses to verify with the request's next token; cut so that no output can be too many."""
+        """Guesses to verify with the next token; cut so that no output can be too many."""
         request = self._known(request_id)
         request.draft_token_ids = list(token_ids)[: max(request.num_outputs_left - 1, 0)]
 
@@ -89,19 +77,11 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide one step: running requests first, then waiting ones. Blocks are taken here."""
-        plan = _Plan(self.config.max_num_batched_tokens)
+        plan = StepPlan(self.config.max_num_batched_tokens)
         self._schedule_running(plan)
         self._schedule_waiting(plan)
         step, self.stats.num_steps = self.stats.num_steps, self.stats.num_steps + 1
-        return Schedule(
-            step=step,
-            scheduled=tuple(plan.scheduled),
-            reasons=plan.reasons,
-            preempted=tuple(plan.preempted),
-            block_copies=tuple(plan.copies),
-            block_size=self.manager.block_size,
-            budget=self.config.max_num_batched_tokens,
-        )
+        return plan.finish(step, self.manager.block_size)
 
     def update(self, schedule: Schedule, sampled: Mapping[str, Seq[int]]) -> dict[str, list[int]]:
         """Take the step's outputs: for each request that samples, agreed drafts and one token.
@@ -134,7 +114,7 @@ class Scheduler:
 
     # -- running requests ---------------------------------------------------------------
 
-    def _schedule_running(self, plan: _Plan) -> None:
+    def _schedule_running(self, plan: StepPlan) -> None:
         index = 0
         while index < len(self.running):  # the list shrinks from its end while we walk
             request = self.running[index]
@@ -145,7 +125,7 @@ class Scheduler:
                 return  # it was the youngest and had to give way itself
             if share:
                 plan.copies += self.manager.grow(request, share)
-                self._serve(request, share, reason, plan)
+                plan.serve(request, share, reason)
             else:
                 plan.reasons[request.request_id] = reason
             index += 1
@@ -164,7 +144,7 @@ class Scheduler:
         )
 
     def _make_room(
-        self, request: Request, share: int, reason: Reason | None, plan: _Plan
+        self, request: Request, share: int, reason: Reason | None, plan: StepPlan
     ) -> tuple[int, Reason | None]:
         """Cut the share to what free blocks hold; if they hold nothing, preempt the youngest."""
         while True:
@@ -178,20 +158,20 @@ class Scheduler:
             if victim is request:
                 return 0, Reason.PREEMPTED
 
-    def _preempt(self, victim: Request, plan: _Plan) -> None:
+    def _preempt(self, victim: Request, plan: StepPlan) -> None:
         """Recompute later: blocks go back, outputs and place in line stay."""
         self.running.remove(victim)
         self.stats.record_preemption(victim)
         self.manager.preempt(victim)
         victim.draft_token_ids = []
         victim.status = Status.PREEMPTED
-        insort(self.waiting, victim, key=self._key)
+        insort(self.waiting, victim, key=self.place_in_line)
         plan.preempted.append(victim.request_id)
         plan.reasons[victim.request_id] = Reason.PREEMPTED
 
     # -- waiting requests ---------------------------------------------------------------
 
-    def _schedule_waiting(self, plan: _Plan) -> None:
+    def _schedule_waiting(self, plan: StepPlan) -> None:
         stop = Reason.AFTER_PREEMPTION if plan.preempted else None
         head: Request | None = None  # the first one that could not be admitted
         for request in list(self.waiting):
@@ -216,7 +196,7 @@ class Scheduler:
             or head.num_skips >= self.config.max_head_skips
         )
 
-    def _admit(self, request: Request, plan: _Plan) -> Reason | None:
+    def _admit(self, request: Request, plan: StepPlan) -> Reason | None:
         """Start a waiting request with its prefix hit and a first share, or say why not."""
         if len(self.running) >= self.config.max_num_seqs:
             return Reason.MAX_SEQS
@@ -230,45 +210,16 @@ class Scheduler:
         self.stats.record_hit(request, hit.num_tokens)
         self.waiting.remove(request)
         request.status = Status.RUNNING
-        insort(self.running, request, key=self._key)
-        self._serve(request, share, reason, plan, num_cached=hit.num_tokens)
+        insort(self.running, request, key=self.place_in_line)
+        plan.serve(request, share, reason, num_cached=hit.num_tokens)
         return None
 
     # -- shared -------------------------------------------------------------------------
 
-    def _key(self, request: Request) -> tuple[int, int]:
+    def place_in_line(self, request: Request) -> tuple[int, int]:
         """Place in line: smaller is served earlier and preempted later."""
         urgency = request.priority if self.config.order is Order.PRIORITY else 0
         return urgency, request.order
-
-    def _serve(
-        self,
-        request: Request,
-        share: int,
-        reason: Reason | None,
-        plan: _Plan,
-        num_cached: int = 0,
-    ) -> None:
-        """Book a share: copy all that the batch needs, so that later changes cannot reach it."""
-        start = request.num_computed_tokens
-        num_drafts = max(start + share - request.num_tokens, 0)
-        drafts = tuple(request.draft_token_ids[:num_drafts])
-        known = request.token_ids[start : start + share]
-        plan.budget -= share
-        plan.scheduled.append(
-            ScheduledRequest(
-                request=request,
-                start=start,
-                num_tokens=share,
-                token_ids=(*known, *drafts),
-                draft_token_ids=drafts,
-                block_ids=tuple(request.block_table),
-                samples=start + share >= request.num_tokens,
-                num_cached=num_cached,
-                num_recomputed=max(min(start + share, request.high_water) - start, 0),
-                limited_by=reason,
-            )
-        )
 
     def _leave(self, request: Request, status: Status) -> None:
         """Out of both queues; blocks go back to the pool, full ones stay cached."""

@@ -1,0 +1,89 @@
+"""Helpers of the scheduler's tests: a small scheduler, and a run with made-up outputs."""
+
+from __future__ import annotations
+
+from kvlab.batch import build_batch
+from kvlab.block_tables import BlockManager
+from kvlab.blocks import BlockPool
+from kvlab.drafts import accept
+from kvlab.invariants import check_schedule, check_state
+from kvlab.policy import SchedulerConfig
+from kvlab.request import Request
+from kvlab.schedule import Schedule
+from kvlab.scheduler import Scheduler
+
+
+def make_scheduler(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    prefix_caching: bool = True,
+    full_hit: str = "block",
+    **config,
+) -> Scheduler:
+    """num_blocks are usable ones: the null block is added."""
+    pool = BlockPool(num_blocks + 1, block_size)
+    manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
+    return Scheduler(manager, SchedulerConfig(**config))
+
+
+def request(name: str, prompt: int | list[int], outputs: int = 4, **fields) -> Request:
+    """A request with its own tokens (or the given ones)."""
+    if isinstance(prompt, int):
+        base = 1000 * (1 + sum(map(ord, name)))
+        prompt = [base + i for i in range(prompt)]
+    return Request(name, prompt, max_new_tokens=outputs, **fields)
+
+
+def next_token(token_ids: list[int]) -> int:
+    """A made-up model: the next token depends on everything before it, and often repeats."""
+    return (sum(token_ids[-3:]) * 7 + len(token_ids)) % 5
+
+
+def rows_of(entry) -> list[int]:
+    """What the made-up model samples in each wanted row of a share."""
+    tokens = [*entry.request.token_ids, *entry.draft_token_ids]
+    known = entry.request.num_tokens
+    return [next_token(tokens[: known + i]) for i in range(entry.num_logits_rows)]
+
+
+def step(scheduler: Scheduler) -> Schedule:
+    """One checked step with the made-up model."""
+    schedule = scheduler.schedule()
+    check_schedule(scheduler, schedule)
+    build_batch(schedule).check()
+    sampled = {
+        e.request_id: accept(e.draft_token_ids, rows_of(e)) for e in schedule.scheduled if e.samples
+    }
+    scheduler.update(schedule, sampled)
+    check_state(scheduler)
+    return schedule
+
+
+def drain(scheduler: Scheduler, limit: int = 5000) -> list[Schedule]:
+    """Run until nobody is left."""
+    steps = []
+    while scheduler.has_requests:
+        steps.append(step(scheduler))
+        assert len(steps) < limit, "the scheduler does not come to an end"
+    return steps
+
+
+def shares(schedule: Schedule) -> dict[str, int]:
+    return {entry.request_id: entry.num_tokens for entry in schedule.scheduled}
+
+
+def alone(prompt: list[int], outputs: int) -> list[int]:
+    """What the made-up model says to one request with nobody else there."""
+    tokens = list(prompt)
+    for _ in range(outputs):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def assert_empty(scheduler: Scheduler) -> None:
+    """Nothing leaked: no request, no held block, every block free."""
+    assert not scheduler.requests and not scheduler.running and not scheduler.waiting
+    assert not scheduler.manager.sequences
+    pool = scheduler.manager.pool
+    assert pool.num_free_blocks == pool.num_usable_blocks
