@@ -38,8 +38,10 @@ def answer(function: str, arguments: dict) -> object:
     """Call one listed function with keyword arguments and return its answer."""
     place = FUNCTIONS.get(function)
     if place is None:
-        known = ", ".join(sorted(FUNCTIONS))
-        raise UnknownFunction(f"{function!r} is not a question this book answers; ask one of {known}")
+        raise UnknownFunction(
+            f"{function!r} is not a question this book answers; "
+            f"ask one of {', '.join(sorted(FUNCTIONS))}"
+        )
     if not isinstance(arguments, dict):
         raise BadArguments(f"arguments of {function} must be an object, not {arguments!r}")
     module, name = place.split(":")

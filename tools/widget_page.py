@@ -20,16 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "tools"))
 
+import vendor  # noqa: E402
 from ipywidgets.embed import embed_data  # noqa: E402
 
-import vendor  # noqa: E402
 from kvlab.pagefiles import page_script  # noqa: E402
 from kvlab.widgets.base import LabWidget, shared_css  # noqa: E402
 
 PAGE = """<!doctype html>
 <html lang="en" data-theme="{theme}">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><link rel="icon" href="data:,"><link rel="stylesheet" href="_static/kvlab.css">
+<title>{title}</title><link rel="icon" href="data:,">
+<link rel="stylesheet" href="_static/kvlab.css">
 <style>body {{ background: var(--kv-bg); color: var(--kv-fg); margin: 1rem auto; max-width: 50rem;
 padding: 0 0.5rem; font-family: system-ui, sans-serif }}</style>
 <script defer src="_static/page.js"></script></head>
@@ -57,7 +58,7 @@ def build(widget: LabWidget, folder: Path, theme: str = "light") -> Path:
         theme=theme,
         title=type(widget).__name__,
         twin=widget.twin().html(widget.twin_id),
-        **{name: text.replace("</", "<\\/").replace("<!--", "<\\!--") for name, text in safe.items()},
+        **{name: text.replace("<", "\\u003c") for name, text in safe.items()},
     )
     path = folder / "index.html"
     path.write_text(page, "utf-8")

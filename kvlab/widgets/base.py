@@ -71,7 +71,8 @@ class Twin:
     @staticmethod
     def _row(row: Sequence[object]) -> str:
         first, *rest = (escape(str(cell)) for cell in row)
-        return f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{c}</td>" for c in rest) + "</tr>"
+        cells = "".join(f"<td>{cell}</td>" for cell in rest)
+        return f'<tr><th scope="row">{first}</th>{cells}</tr>'
 
 
 class LabWidget(anywidget.AnyWidget):
