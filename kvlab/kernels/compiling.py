@@ -87,9 +87,8 @@ def build(variant: Variant) -> tuple[object, float]:
         raise TritonMissing("Triton is not installed here: nothing to compile with.")
     kernel, types, constants, aligned = signature(variant)
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = kernels.triton.compiler.ASTSource(
-        kernel, types, constexprs=constants, attrs=attributes
-    )
+    compiler, backend = kernels.triton.compiler, kernels.triton.backends.compiler
+    source = compiler.ASTSource(kernel, types, constexprs=constants, attrs=attributes)
     options = {"num_warps": variant.tile.num_warps, "num_stages": variant.tile.num_stages}
     start = time.perf_counter()
     target = backend.GPUTarget("cuda", variant.arch, 32)
