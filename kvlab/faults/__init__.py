@@ -7,10 +7,12 @@
         ...
 
 One module per layer describes its faults and registers them; importing this package imports
-them all. registry.py says what a fault is, seams.py how one is switched on, guide.py prints
+them all. A new module needs one word in the import below.
+registry.py says what a fault is, seams.py how one is switched on, guide.py prints
 the field guide.
 """
 
+from kvlab.faults import attention, cache, loop, position, rotation
 from kvlab.faults.registry import (
     LAYERS,
     Fault,
@@ -32,11 +34,16 @@ __all__ = [
     "FaultDetected",
     "UnknownFault",
     "all_faults",
+    "attention",
+    "cache",
     "fault",
     "get",
     "is_on",
+    "loop",
     "off",
     "on",
+    "position",
     "register",
+    "rotation",
     "watch",
 ]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from kvlab.errors import KvlabError
 
 #: The parts of the system that a fault can sit in, in the order of the chapters.
-LAYERS = ("position", "cache", "paged", "kernel", "scheduler")
+LAYERS = ("loop", "position", "cache", "paged", "kernel", "scheduler")
 
 
 class UnknownFault(KvlabError):
