@@ -158,10 +158,10 @@ class RopeTable:
         self.limit = length_limit(rope)  # None: one table serves every length
         if self.limit is not None and max_seq_len is not None and max_seq_len > self.limit:
             self.limit = max_seq_len if rope.rope_type == "dynamic" else None
-            self._seq_len: int | None = max_seq_len
+            self.planned_len: int | None = max_seq_len
         else:
-            self._seq_len = self.limit
-        self.table_id = table_id(rope, self._seq_len or 1)
+            self.planned_len = self.limit
+        self.table_id = table_id(rope, self.planned_len or 1)
         self.device, self.dtype = torch.device(device), dtype
         self.cos = torch.empty(0, rope.rotary_dim // 2, dtype=dtype, device=self.device)
         self.sin = self.cos.clone()
@@ -181,7 +181,7 @@ class RopeTable:
         rows = max(num_positions, 2 * self.cos.shape[0])
         if self.limit is not None:
             rows = min(rows, self.limit)
-        cos, sin = rope_tables(self.rope, rows, seq_len=self._seq_len)
+        cos, sin = rope_tables(self.rope, rows, seq_len=self.planned_len)
         self.cos = cos.to(device=self.device, dtype=self.dtype)
         self.sin = sin.to(device=self.device, dtype=self.dtype)
 

@@ -81,3 +81,19 @@ def open_seams() -> list[str]:
     return [
         f"{getattr(owner, '__name__', owner)}.{name}" for (_, name), (owner, *_) in _SEAMS.items()
     ]
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Everything as written inside the block, whatever is open around it.
+
+    For computing the right answer while a fault is on.
+    """
+    standing = [(owner, name, vars(owner)[name]) for (_, name), (owner, *_) in _SEAMS.items()]
+    for (_, name), (owner, stored, *_) in _SEAMS.items():
+        setattr(owner, name, stored)
+    try:
+        yield
+    finally:
+        for owner, name, composed in standing:
+            setattr(owner, name, composed)
