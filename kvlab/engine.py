@@ -1,0 +1,259 @@
+"""The engine: schedule, prepare, execute, sample, update, and around again.
+
+    engine = Engine(model, num_blocks=257)
+    engine.add_request(prompt_ids, max_new_tokens=32)
+    while engine.has_requests:
+        step = engine.step()
+
+Requests come and go between steps; none of them can tell that it was not alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from kvlab.batch import build_batch
+from kvlab.block_tables import BlockManager
+from kvlab.blocks import BlockPool
+from kvlab.drafts import NgramProposer
+from kvlab.engine_inputs import check_tokens, one_for_each
+from kvlab.engine_outputs import RequestOutput
+from kvlab.engine_runner import ModelRunner
+from kvlab.model import Decoder
+from kvlab.policy import SchedulerConfig
+from kvlab.request import Request
+from kvlab.sampling import Sampler, SamplingParams
+from kvlab.schedule import Schedule
+from kvlab.scheduler import Scheduler
+from kvlab.trace import add_outputs, step_record
+
+OnToken = Callable[[str, int], None]  # (request_id, token_id), as soon as it is sampled
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did: its schedule, the new tokens of each request, and who is done."""
+
+    schedule: Schedule
+    new_tokens: dict[str, list[int]] = field(default_factory=dict)
+    finished: list[RequestOutput] = field(default_factory=list)
+
+
+class Engine:
+    """Many requests on one model, one forward a step.
+
+    model            the decoder; its spec's context length bounds every request
+    num_blocks       blocks of the KV pool, the null block included
+    block_size       tokens per block
+    eos_token_id     ends a request, beside its own stop tokens; None: nothing does
+    proposer         guesses drafts from the text; None: one token a step
+    keep_trace       keep a record of every step in .trace (plain values, see kvlab.trace)
+    clock            seconds, for the times in RequestOutput
+    settings         fields of SchedulerConfig: max_num_batched_tokens=..., admission=..., ...
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int = 513,
+        block_size: int = 16,
+        prefix_caching: bool = True,
+        full_hit: str = "block",
+        eos_token_id: int | None = None,
+        proposer: NgramProposer | None = None,
+        keep_trace: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        **settings,
+    ) -> None:
+        settings.setdefault("max_model_len", model.spec.max_position_embeddings)
+        self.model, self.proposer, self.clock = model, proposer, clock
+        self.stop_token_ids = () if eos_token_id is None else (eos_token_id,)
+        manager = BlockManager(
+            BlockPool(num_blocks, block_size), prefix_caching=prefix_caching, full_hit=full_hit
+        )
+        self.scheduler = Scheduler(manager, SchedulerConfig(**settings))
+        self.runner = ModelRunner(model, num_blocks, block_size)
+        self.sampler = Sampler()
+        self.trace: list[dict] | None = [] if keep_trace else None
+        self._live: dict[str, RequestOutput] = {}
+        self._sampling: dict[str, SamplingParams] = {}
+        self._num_named = 0
+
+    # -- requests -----------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        request_id: str | None = None,
+        max_new_tokens: int = 16,
+        sampling: SamplingParams | None = None,
+        stop_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        """Put a request in line; its RequestOutput fills while the engine steps.
+
+        Raises a RequestError or SequenceError that names what is wrong; nobody else notices.
+        """
+        prompt = list(prompt_token_ids)
+        check_tokens(prompt, self.model.spec.vocab_size)
+        if request_id is None:
+            request_id = self._free_name()
+        request = Request(
+            request_id,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=(*self.stop_token_ids, *stop_token_ids),
+            priority=priority,
+            adapter=adapter,
+            cache_salt=cache_salt,
+        )
+        self.scheduler.add(request)
+        output = RequestOutput(request_id, prompt, arrival=self.clock())
+        self._live[request_id] = output
+        self._sampling[request_id] = sampling or SamplingParams()
+        return output
+
+    def _free_name(self) -> str:
+        while True:
+            name, self._num_named = f"request-{self._num_named}", self._num_named + 1
+            if name not in self._live:
+                return name
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """Stop a request, waiting or running, and give its blocks back."""
+        return self._finish(self.scheduler.abort(request_id))
+
+    @property
+    def has_requests(self) -> bool:
+        return self.scheduler.has_requests
+
+    # -- the step -----------------------------------------------------------------------
+
+    def step(self) -> StepResult:
+        """schedule -> prepare -> execute -> sample -> update, once."""
+        self._propose()
+        schedule = self.scheduler.schedule()
+        batch = build_batch(schedule)
+        record = None
+        if self.trace is not None:
+            record = step_record(schedule, batch, self.scheduler)
+            self.trace.append(record)
+        if schedule.is_idle:
+            return StepResult(schedule)
+        logits = self.runner.run(batch, schedule.block_copies)
+        sampled = self.sampler.sample(logits, self._wanted(schedule))
+        kept = self.scheduler.update(schedule, sampled)
+        if record is not None:
+            add_outputs(record, kept)
+        return StepResult(schedule, *self._deliver(schedule, kept))
+
+    def _propose(self) -> None:
+        """Guess on for every request that decodes, before its share is decided."""
+        if self.proposer is None:
+            return
+        for request in self.scheduler.running:
+            if request.num_uncomputed_tokens == 1 and not request.draft_token_ids:
+                limit = request.num_outputs_left - 1
+                self.scheduler.set_drafts(
+                    request.request_id, self.proposer.propose(request.token_ids, limit)
+                )
+
+    def _wanted(self, schedule: Schedule) -> list[tuple[str, SamplingParams, Sequence[int]]]:
+        return [
+            (entry.request_id, self._sampling[entry.request_id], entry.draft_token_ids)
+            for entry in schedule.scheduled
+            if entry.samples
+        ]
+
+    def _deliver(
+        self, schedule: Schedule, kept: dict[str, list[int]]
+    ) -> tuple[dict[str, list[int]], list[RequestOutput]]:
+        now, fresh, finished = self.clock(), {}, []
+        for entry in schedule.scheduled:
+            tokens = kept.get(entry.request_id)
+            if not tokens:
+                continue
+            output = self._live[entry.request_id]
+            output.token_ids += tokens
+            output.first_token = now if output.first_token is None else output.first_token
+            output.last_token = now
+            fresh[entry.request_id] = tokens
+            if entry.request.finish_reason:
+                finished.append(self._finish(entry.request))
+        return fresh, finished
+
+    def _finish(self, request: Request) -> RequestOutput:
+        output = self._live.pop(request.request_id)
+        del self._sampling[request.request_id]
+        self.sampler.forget(request.request_id)
+        output.close(request)
+        return output
+
+    # -- whole runs ---------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int | Sequence[int] = 16,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_token: OnToken | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Run prompts to their end, together, and return their outputs in the same order.
+
+        max_new_tokens, sampling   one for all prompts, or one for each
+        on_token    called with (request_id, token_id) for every token as it comes
+        progress    a bar of finished requests on standard error; by default on a terminal only
+
+        If a prompt is refused, or on_token raises, the prompts of this call are taken out again.
+        """
+        limits = one_for_each(max_new_tokens, len(prompts))
+        params = one_for_each(sampling, len(prompts))
+        outputs: list[RequestOutput] = []
+        hide = not (sys.stderr.isatty() if progress is None else progress)
+        try:
+            for prompt, limit, param in zip(prompts, limits, params, strict=True):
+                outputs.append(self.add_request(prompt, max_new_tokens=limit, sampling=param))
+            with tqdm(total=len(outputs), disable=hide, unit="request") as bar:
+                mine = {output.request_id for output in outputs}
+                while not all(output.finished for output in outputs):
+                    result = self.step()
+                    for request_id, tokens in result.new_tokens.items():
+                        for token in tokens:
+                            if on_token is not None and request_id in mine:
+                                on_token(request_id, token)
+                    bar.update(sum(done.request_id in mine for done in result.finished))
+        except BaseException:
+            for output in outputs:
+                if output.request_id in self._live:
+                    self.abort(output.request_id)
+            raise
+        return outputs
+
+    def stream(self, prompt_token_ids: Sequence[int], **request) -> Iterator[int]:
+        """Token after token of one request; others in line move along with it.
+
+        Takes the arguments of add_request. Closing the iterator early aborts the request.
+        """
+        output = self.add_request(prompt_token_ids, **request)
+        try:
+            seen = 0
+            while seen < len(output.token_ids) or not output.finished:
+                if seen == len(output.token_ids):
+                    self.step()
+                    continue
+                yield output.token_ids[seen]
+                seen += 1
+        finally:
+            if output.request_id in self._live:
+                self.abort(output.request_id)

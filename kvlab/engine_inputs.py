@@ -1,0 +1,31 @@
+"""What an engine refuses before a request ever stands in line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvlab.request import RequestError
+
+
+class TokenOutOfRange(RequestError):
+    """A prompt token that the model's vocabulary does not have."""
+
+
+def check_tokens(prompt: Sequence[int], vocab_size: int) -> None:
+    """Raise TokenOutOfRange unless every token is a whole number from 0 to vocab_size - 1."""
+    for index, token in enumerate(prompt):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise TokenOutOfRange(
+                f"prompt token {index} is {token!r}; expected a whole number from 0 to "
+                f"{vocab_size - 1}: was it made with this model's tokenizer?"
+            )
+
+
+def one_for_each(value: Any, count: int) -> list:
+    """A setting for each of `count` prompts: the given ones, or one value for all."""
+    if isinstance(value, Sequence):
+        if len(value) != count:
+            raise RequestError(f"{len(value)} settings for {count} prompts; give one, or one each")
+        return list(value)
+    return [value] * count

@@ -1,0 +1,56 @@
+"""What a request gets back: its tokens, its times and its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvlab.request import Request
+
+
+@dataclass
+class RequestOutput:
+    """A request's result, filled in while it runs.
+
+    token_ids       outputs so far, without the prompt
+    finish_reason   None while it runs; "stop", "length" or "abort"
+    arrival, first_token, last_token   clock readings in seconds
+    num_cached_tokens ... num_accepted_tokens   see kvlab.request.Request
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    arrival: float = 0.0
+    first_token: float | None = None
+    last_token: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def close(self, request: Request) -> None:
+        """Take over why the request ended, and its counters."""
+        self.finish_reason = request.finish_reason
+        self.num_cached_tokens = request.num_hit_tokens
+        self.num_preemptions = request.num_preemptions
+        self.num_recomputed_tokens = request.num_recomputed_tokens
+        self.num_draft_tokens = request.num_draft_tokens
+        self.num_accepted_tokens = request.num_accepted_tokens
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Time to first token: from arrival, so waiting counts. None before there is one."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def time_per_output_token_seconds(self) -> float | None:
+        """Mean time between outputs after the first; None with fewer than two."""
+        if self.first_token is None or self.last_token is None or len(self.token_ids) < 2:
+            return None
+        return (self.last_token - self.first_token) / (len(self.token_ids) - 1)

@@ -1,0 +1,137 @@
+"""A workload through the real scheduler, blocks and batch, with made-up tokens for a model.
+
+Nothing here is a second implementation: the decisions are those of kvlab.scheduler, in the page
+(Pyodide) as in a notebook. Only the forward is left out, because who runs when does not depend on
+what the tokens say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from kvlab.batch import build_batch
+from kvlab.block_tables import BlockManager
+from kvlab.blocks import BlockPool
+from kvlab.errors import KvlabError
+from kvlab.policy import SchedulerConfig
+from kvlab.request import Request
+from kvlab.scheduler import Scheduler
+from kvlab.trace import add_outputs, request_record, step_record
+
+MAX_REQUESTS, MAX_STEPS, MAX_TOKENS = 12, 400, 2000
+
+
+class SimulationError(KvlabError):
+    """A workload that cannot be simulated as it stands."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a workload: when it comes, how long it is, what it shares.
+
+    shared    the first `shared` prompt tokens are the same in all requests of one group
+    """
+
+    id: str
+    step: int = 0
+    prompt: int = 8
+    outputs: int = 8
+    shared: int = 0
+    group: int = 0
+    priority: int = 0
+
+    def tokens(self, index: int) -> list[int]:
+        """Prompt ids: the group's own first, then ids that nobody else has."""
+        shared = min(self.shared, self.prompt)
+        common = [10_000_000 * (self.group + 1) + i for i in range(shared)]
+        return common + [10_000 * (index + 1) + i for i in range(shared, self.prompt)]
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    config: SchedulerConfig,
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    prefix_caching: bool = True,
+    max_steps: int = MAX_STEPS,
+) -> dict:
+    """Run a workload to its end and return its trace.
+
+    num_blocks   usable blocks; the null block comes on top
+
+    Returns {"steps": [step_record], "requests": [request_record], "refused": {id: message},
+    "totals": counters}. A request that can never fit is refused and the others run.
+    """
+    pool = BlockPool(num_blocks + 1, block_size)
+    scheduler = Scheduler(BlockManager(pool, prefix_caching=prefix_caching), config)
+    records, made, refused = [], [], {}
+    pending = sorted(enumerate(arrivals), key=lambda item: (item[1].step, item[0]))
+    while pending or scheduler.has_requests:
+        if len(records) >= max_steps:
+            raise SimulationError(
+                f"{len(records)} steps and {len(scheduler.requests)} requests still there; give "
+                f"fewer or shorter requests, or a larger budget"
+            )
+        while pending and pending[0][1].step <= len(records):
+            index, arrival = pending.pop(0)
+            request = Request(
+                arrival.id,
+                arrival.tokens(index),
+                max_new_tokens=arrival.outputs,
+                priority=arrival.priority,
+            )
+            try:
+                scheduler.add(request)
+                made.append(request)
+            except KvlabError as error:
+                refused[arrival.id] = str(error)
+        schedule = scheduler.schedule()
+        record = step_record(schedule, build_batch(schedule), scheduler)
+        # Outputs that no other request has: a hit is then always a hit on a prompt.
+        sampled = {
+            e.request_id: [-(e.request.order * MAX_TOKENS + e.request.num_tokens) - 1]
+            for e in schedule.scheduled
+            if e.samples
+        }
+        add_outputs(record, scheduler.update(schedule, sampled))
+        record["free_after"] = pool.num_free_blocks
+        records.append(record)
+    return {
+        "steps": records,
+        "requests": [request_record(request) for request in made],
+        "refused": refused,
+        "totals": asdict(scheduler.stats),
+    }
+
+
+def schedule_trace(
+    arrivals: list[dict],
+    settings: dict,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    prefix_caching: bool = True,
+) -> dict:
+    """`simulate` for the widget: JSON in, JSON out, with limits on the size of the question."""
+    if not 1 <= len(arrivals) <= MAX_REQUESTS:
+        raise SimulationError(f"{len(arrivals)} requests; expected 1 to {MAX_REQUESTS}")
+    try:
+        workload = [Arrival(**arrival) for arrival in arrivals]
+        config = SchedulerConfig(**settings)
+    except TypeError as error:
+        raise SimulationError(f"an unknown or missing field: {error}") from None
+    for arrival in workload:
+        numbers = (arrival.step, arrival.prompt, arrival.outputs, arrival.shared)
+        if any(not isinstance(n, int) or not 0 <= n <= MAX_TOKENS for n in numbers):
+            raise SimulationError(
+                f"request {arrival.id!r}: step, prompt, outputs and shared are {numbers}; expected "
+                f"whole numbers from 0 to {MAX_TOKENS}"
+            )
+    return simulate(
+        workload,
+        config,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+    )
