@@ -144,17 +144,20 @@ def cached_generate(
     cache.truncate_to(start)
     chunk = chunk_size or prompt_len
     while True:
-        stop = min(start + chunk, prompt_len) if start < prompt_len else start + 1
-        fed = tokens[:, start:stop] if start < prompt_len else token
-        fed_positions = positions[:, start:stop]
-        logits = model.forward(fed, fed_positions, attend, rows="last")  # [1, vocab]
+        if start < prompt_len:
+            stop = min(start + chunk, prompt_len)
+            fed = tokens[:, start:stop]
+        else:
+            stop, fed = start + 1, tokens
+        logits = model.forward(fed, positions[:, start:stop], attend, rows="last")  # [1, vocab]
         cache.advance(stop - start)
         start = stop
         if stop < prompt_len:
             continue
-        token = logits.argmax(-1, keepdim=True)  # [1, 1], fed to the next forward as it is
-        outputs.append(int(token))
+        tokens = logits.argmax(-1, keepdim=True)  # [1, 1], fed to the next forward as it is
+        outputs.append(int(tokens))
         if on_step:
-            on_step(Step(len(outputs) - 1, stop, fed_positions, logits[0], 1, outputs[-1]))
+            where = positions[:, stop - fed.shape[1] : stop]
+            on_step(Step(len(outputs) - 1, stop, where, logits[0], 1, outputs[-1]))
         if outputs[-1] in stops or len(outputs) == budget:
             return outputs

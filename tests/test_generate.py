@@ -184,4 +184,5 @@ def test_a_decode_step_allocates_the_same_whatever_the_context():
         # what does grow: the prompt's own ids and positions, 8 bytes a token each
         return sum(peak) - 2 * 8 * (context + 1)
 
-    assert allocated(2048) <= allocated(64) + 4096
+    # past 512 keys torch's attention works in tiles of a fixed size
+    assert allocated(4000) <= allocated(1000) + 4096

@@ -55,7 +55,7 @@ def real_reference(real):
 
 def reference(spec, weights):
     """transformers' own Llama with these weights."""
-    rope = {"rope_type": spec.rope.rope_type, "rope_theta": spec.rope.theta, **dict(spec.rope.params)}
+    rope = {"rope_type": spec.rope.rope_type, "rope_theta": spec.rope.theta}
     config = LlamaConfig(
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -67,7 +67,7 @@ def reference(spec, weights):
         max_position_embeddings=spec.max_position_embeddings,
         rms_norm_eps=spec.rms_norm_eps,
         tie_word_embeddings=spec.tie_word_embeddings,
-        rope_parameters=rope,
+        rope_parameters=rope | dict(spec.rope.params),
     )
     model = LlamaForCausalLM(config).eval()
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
@@ -226,7 +226,7 @@ def test_weights_that_do_not_fit_the_spec_are_named():
     weights = random_weights(spec)
     short = dict(weights)
     del short["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(WeightError, match="mlp.up_proj"):
+    with pytest.raises(WeightError, match=r"mlp\.up_proj"):
         Decoder(spec, short)
     with pytest.raises(WeightError, match="bias"):
         Decoder(spec, {**weights, "model.layers.0.self_attn.q_proj.bias": torch.zeros(48)})
