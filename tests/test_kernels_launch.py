@@ -1,0 +1,116 @@
+"""What the launcher refuses, by name, and the rule for the number of splits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_case import paged_case
+
+from kvlab.kernels import checks
+from kvlab.kernels.launch import paged_decode
+from kvlab.kernels.splits import (
+    choose_num_splits,
+    num_tiles,
+    split_range,
+    split_table,
+    wave_efficiency,
+)
+
+
+def spoil(**changes) -> tuple[torch.Tensor, ...]:
+    case = paged_case([9, 4])
+    for name, change in changes.items():
+        setattr(case, name, change(getattr(case, name)))
+    return case.tensors
+
+
+REFUSED = [
+    (dict(query=lambda t: t[0]), checks.WrongShape, "num_seqs, num_heads, head_dim"),
+    (dict(query=lambda t: t[:, :3]), checks.WrongShape, "multiple of num_kv_heads"),
+    (dict(query=lambda t: t[..., :8].contiguous()), checks.WrongShape, "layout='HND'"),
+    (dict(value_cache=lambda t: t[:2]), checks.WrongShape, "must agree"),
+    (dict(seq_lens=lambda t: t[:1]), checks.WrongShape, "1 rows for 2 queries"),
+    (dict(seq_lens=lambda t: t - 9), checks.WrongShape, "0 or more"),
+    (dict(seq_lens=lambda t: t.float()), checks.WrongDtype, "int32 or int64"),
+    (dict(query=lambda t: t.half()), checks.WrongDtype, "one and the same"),
+    (
+        dict(
+            query=lambda t: t.double(),
+            key_cache=lambda t: t.double(),
+            value_cache=lambda t: t.double(),
+        ),
+        checks.WrongDtype,
+        "float32, float16, bfloat16",
+    ),
+    (dict(seq_lens=lambda t: t.to("meta")), checks.WrongDevice, "one device"),
+    (
+        dict(key_cache=lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
+        checks.NotContiguous,
+        "key_cache has stride 2",
+    ),
+    (dict(block_tables=lambda t: t + 1000), checks.BlockIdOutOfRange, "cache has blocks 0 to 6"),
+    (dict(block_tables=lambda t: t[:, :2]), checks.BlockTableTooShort, "3 blocks of 4"),
+]
+
+
+@pytest.mark.parametrize("changes, error, words", REFUSED, ids=lambda v: getattr(v, "__name__", ""))
+def test_wrong_inputs_raise_named_errors(changes, error, words) -> None:
+    with pytest.raises(error, match=words.replace("(", r"\(")):
+        paged_decode(*spoil(**changes))
+
+
+@pytest.mark.parametrize(
+    "options", [{"layout": "NDH"}, {"window": 0}, {"num_splits": 0}, {"num_splits": 129}], ids=str
+)
+def test_wrong_settings_raise_named_errors(options) -> None:
+    with pytest.raises(checks.BadSetting, match="expected"):
+        paged_decode(*paged_case([9]).tensors, **options)
+
+
+def test_blocks_behind_the_window_may_be_gone() -> None:
+    case = paged_case([40], block_size=4, window=6)
+    assert int(case.block_tables[0, 0]) == 10**6
+    checks.check_block_tables(case.block_tables, case.seq_lens, 13, 4, window=6)
+    with pytest.raises(checks.BlockIdOutOfRange):
+        checks.check_block_tables(case.block_tables, case.seq_lens, 13, 4)
+
+
+def test_splits_cover_every_position_once() -> None:
+    for seq_len in (0, 1, 31, 32, 33, 1000):
+        for num_splits in (1, 2, 7, 40):
+            for window in (None, 1, 50):
+                first = max(seq_len - window, 0) if window else 0
+                seen = []
+                for split in range(num_splits):
+                    begin, end = split_range(seq_len, split, num_splits, 32, window)
+                    seen += range(max(begin, first), end)
+                assert seen == list(range(first, seq_len))
+
+
+def test_a_full_card_is_not_split() -> None:
+    assert choose_num_splits(32, 8, 4096, 108, 32) == 1  # 256 programs for 216 slots
+    assert choose_num_splits(1, 8, 30, 108, 32) == 1  # one tile cannot be split
+    assert choose_num_splits(0, 8, 4096, 108, 32) == 1
+
+
+def test_a_single_sequence_is_split_until_the_card_is_busy() -> None:
+    splits = choose_num_splits(1, 8, 4096, 108, 32)
+    assert wave_efficiency(8 * splits, 216) > 0.8
+    assert 8 * splits <= 216, "one wave, not a wave and a remainder"
+
+
+def test_the_rule_has_no_cliff() -> None:
+    """The busiest slot walks little more than its fair share of tiles, at any context length."""
+    for batch in (1, 2, 5, 8, 16):
+        for seq_len in range(2048, 8192, 32):
+            splits = choose_num_splits(batch, 8, seq_len, 108, 32)
+            table = split_table(batch, 8, seq_len, 108, 32)
+            tiles = -(-num_tiles(seq_len, 32) // splits) * table["num_waves"]
+            floor = batch * 8 * num_tiles(seq_len, 32) / 216
+            assert tiles <= 2.2 * floor + 2, (batch, seq_len, splits, tiles, floor)
+
+
+def test_never_more_splits_than_tiles_or_the_limit() -> None:
+    assert choose_num_splits(1, 1, 96, 132, 32) == 3
+    assert choose_num_splits(1, 1, 10**6, 132, 32) <= 128
+    assert choose_num_splits(1, 1, 10**6, 132, 32, window=64) <= 3
