@@ -33,26 +33,12 @@ __all__ = [
     "interleave_permutation",
     "rope_inv_freq",
     "rope_tables",
-    "rotary_dim_of",
     "table_id",
 ]
 
 
 class StaleRotation(KvlabError):
     """The table would have to change while keys rotated with the old one are still cached."""
-
-
-def rotary_dim_of(head_dim: int, partial_rotary_factor: float = 1.0) -> int:
-    """Number of rotated dimensions: head_dim * factor, cut down to an even integer.
-
-    192 * 0.334 = 64.1 -> 64. Dimensions past the result pass through unchanged.
-    """
-    if not 0.0 <= partial_rotary_factor <= 1.0:
-        raise RopeError(
-            f"partial_rotary_factor is {partial_rotary_factor}, expected a share between 0 and 1"
-        )
-    # The small allowance keeps 0.1 * 80 from becoming 7.999... and losing a pair.
-    return 2 * int((head_dim * partial_rotary_factor + 1e-6) // 2)
 
 
 def rope_inv_freq(rope: RopeSpec, seq_len: int | None = None) -> tuple[torch.Tensor, float]:

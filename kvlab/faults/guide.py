@@ -7,6 +7,7 @@ import re
 from kvlab.faults.registry import Fault, all_faults
 
 _TITLES = {
+    "loop": "The plain loop",
     "position": "Positions and rotation",
     "cache": "The contiguous cache",
     "paged": "Paged blocks and prefix reuse",
