@@ -53,14 +53,16 @@ class Twin:
     head: Sequence[object]
     rows: Sequence[Sequence[object]]
     note: str = ""
+    folded: bool = False  # True where the table gives an answer away
 
     def html(self, twin_id: str = "") -> str:
-        """The table inside an open <details>; the widget closes it once it has drawn itself."""
+        """The table inside an open <details>, which the widget folds once it has drawn itself."""
         head = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in self.head)
         body = "".join(self._row(row) for row in self.rows)
+        opened = "" if self.folded else " open"
         note = f"<p>{escape(self.note)}</p>" if self.note else ""
         return (
-            f'<details open class="kvlab-twin" data-kvlab-twin="{escape(twin_id)}">'
+            f'<details{opened} class="kvlab-twin" data-kvlab-twin="{escape(twin_id)}">'
             f"<summary>{escape(self.caption)} (as a table)</summary>"
             '<div class="kvlab-scroll" tabindex="0" role="region" '
             f'aria-label="{escape(self.caption)}">'

@@ -97,7 +97,8 @@ class CostTable(LabWidget):
         thrown_so_far = costs.sum_of_contexts(p, step) - step
         rows.append(("logit rows thrown away so far", f"{thrown_so_far:,}", "0", "–"))
         rows.append(("cache rows kept, each layer", "0", f"{s:,}", "–"))
-        rows.append(("cache kept, all layers", "0 B", units.binary_bytes(costs.kv_bytes(spec, s)), "–"))
+        kept = units.binary_bytes(costs.kv_bytes(spec, s))
+        rows.append(("cache kept, all layers", "0 B", kept, "–"))
         return rows
 
     def twin(self) -> Twin:

@@ -48,6 +48,5 @@ class Predict(LabWidget):
     def twin(self) -> Twin:
         """Question and answer: on paper there is nothing to hold back."""
         shown = f"{self.answer:,.4g} {self.unit}".strip()
-        return Twin(
-            "Prediction", ("question", "computed answer"), [(self.question, shown)], self.explanation
-        )
+        head, row = ("question", "computed answer"), (self.question, shown)
+        return Twin("The computed answer", head, [row], self.explanation, folded=True)

@@ -1,0 +1,138 @@
+"""The computed parts of the pages in book/, as Markdown. sphinxext.py fills them in.
+
+Each function here is named by a substitution (`{{ models_table }}`), so that no page holds a
+typed number. Text that comes from docstrings is shown as it is written, not read as Markdown.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from kvlab import costs, faults, formulas, units
+from kvlab.configs import model_names, preset
+from kvlab.faults.guide import field_guide_markdown
+from kvlab.reports import cost_report
+from kvlab.specs import ModelSpec
+
+PACKAGE = Path(__file__).resolve().parent
+#: Files that belong to the book's build or to the command line.
+NOT_API = ("__main__.py", "sphinxext.py", "booktext.py")
+
+
+def formula_sheet() -> str:
+    """Every formula of costs.py."""
+    return formulas.sheet_markdown()
+
+
+def symbols_table() -> str:
+    """The letters of the formulas."""
+    return formulas.symbols_markdown(preset("llama-3-8b"), preset("smollm2-135m"))
+
+
+def running_example() -> dict[str, str]:
+    """Llama-3-8B, p = 2048, n = 512: the numbers that pages quote, as text, by name."""
+    spec = preset("llama-3-8b")
+    run = cost_report(spec, prompt=2048, decode=512)
+    return {
+        "model": spec.name,
+        "prompt": f"{run['prompt']:,}",
+        "decode": f"{run['decode']:,}",
+        "context": f"{run['prompt'] + run['decode']:,}",
+        "uncached": units.flops(run["uncached"]["total_flops"]),
+        "cached": units.flops(run["cached"]["total_flops"]),
+        "ratio": f"{run['ratio']:,.0f}",
+        "rows": f"{run['rows_discarded_last_step']:,}",
+        "kv_per_token": units.binary_bytes(run["kv_bytes_per_token"]),
+        "kv_final": units.both_bytes(run["kv_bytes_final"]),
+        "weights": units.decimal_bytes(run["weight_bytes_per_step"]),
+        "floor": units.seconds(run["floor_seconds_per_step"]),
+        "num_faults": str(len(faults.all_faults())),
+        "num_models": str(len(model_names())),
+    }
+
+
+def models_table() -> str:
+    """One row a preset: what its layers keep, and what a context costs."""
+    head = ["model", "layers", "query / KV heads", "head size"]
+    head += ["first token", "8,192 tokens", "131,072 tokens"]
+    rows = [f"| {' | '.join(head)} |", "|---|---|---|---|---:|---:|---:|"]
+    for name in model_names():
+        spec = preset(name)
+        rows.append(
+            f"| {spec.name} (`{name}`) | {layers_in_words(spec)} | "
+            f"{spec.num_heads} / {spec.num_kv_heads} | {spec.head_dim} | "
+            f"{units.binary_bytes(costs.kv_bytes(spec, 1))} | "
+            f"{units.binary_bytes(costs.kv_bytes(spec, 8192))} | "
+            f"{units.binary_bytes(costs.kv_bytes(spec, 131072))} |"
+        )
+    return "\n".join(rows)
+
+
+def layers_in_words(spec: ModelSpec) -> str:
+    """`32 full`, or `8 full, 40 sliding (1,024)`."""
+    counts: dict[str, int] = {}
+    for layer in spec.layers:
+        window = f" ({layer.window:,})" if layer.window else ""
+        counts[layer.kind + window] = counts.get(layer.kind + window, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def field_guide() -> str:
+    """Every registered fault."""
+    return field_guide_markdown()
+
+
+def api() -> str:
+    """Each module of kvlab with its public functions and classes, read from the source text."""
+    paths = sorted(path for path in PACKAGE.rglob("*.py") if path.name not in NOT_API)
+    return "\n\n".join(part for part in map(_module, paths) if part)
+
+
+def _module(path: Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    tree = ast.parse(path.read_text("utf-8"))
+    entries = [
+        _entry(node)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+    if not entries:
+        return ""
+    title = name.removesuffix(".__init__")
+    return "\n".join([f"## `{title}`", "", _plain(_first(ast.get_docstring(tree))), "", *entries])
+
+
+def _entry(node: ast.FunctionDef | ast.ClassDef) -> str:
+    if isinstance(node, ast.FunctionDef):
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        signature = f"{node.name}({ast.unparse(node.args)}){returns}"
+    else:
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        signature = f"class {node.name}" + (f"({bases})" if bases else "")
+    line = f"- `` {signature} ``: {_plain(_first(ast.get_docstring(node)))}"
+    if not isinstance(node, ast.ClassDef):
+        return line
+    methods = [
+        f"  {_entry(child)}"
+        for child in node.body
+        if isinstance(child, ast.FunctionDef)
+        and not child.name.startswith("_")
+        and ast.get_docstring(child)
+    ]
+    return "\n".join([line, *methods])
+
+
+def _first(text: str | None) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def _plain(text: str) -> str:
+    """Text with what Markdown would read escaped, but code between backticks left alone."""
+    pieces = re.split(r"(`[^`]*`)", text)
+    return "".join(
+        piece if piece.startswith("`") else re.sub(r"([\\*_\[\]<>$|#{}~])", r"\\\1", piece)
+        for piece in pieces
+    )

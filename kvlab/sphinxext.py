@@ -1,0 +1,108 @@
+"""Book-side glue: what Sphinx needs to know of kvlab. Nothing else imports this file.
+
+- draws plotly figures on the pages (a MIME renderer of myst-nb, named in pyproject.toml);
+- fills the pages of book/ with what is computed: `{{ formula_sheet }}`, `{{ run.ratio }}`, ...;
+- writes kvlab.css and python.js, and keeps every page within its own folder: images from other
+  addresses become their words, and scripts that the theme ships but the book does not use go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
+from kvlab import booktext
+from kvlab.pagefiles import page_script
+from kvlab.widgets.base import shared_css
+
+PLOTLY = "application/vnd.plotly.v1+json"
+#: Icons come as a font with the theme's style sheet; its 1.5 MB script draws them once more.
+UNUSED = ("scripts/fontawesome.js",)
+
+#: name of a substitution -> function that makes its text
+SUBSTITUTIONS: dict[str, Callable[[], object]] = {
+    "formula_sheet": booktext.formula_sheet,
+    "models_table": booktext.models_table,
+    "symbols_table": booktext.symbols_table,
+    "field_guide": booktext.field_guide,
+    "api": booktext.api,
+    "run": booktext.running_example,
+}
+
+
+class PlotlyRenderer:
+    """Draws application/vnd.plotly.v1+json, which plotly emits and myst-nb does not know."""
+
+    mime_priority_overrides = (("html", PLOTLY, 1),)
+
+    @staticmethod
+    def handle_mime(renderer, data, inline: bool) -> list[nodes.Element] | None:
+        """The figure's data in the page; page.js draws it when it comes into view."""
+        if inline or data.mime_type != PLOTLY:
+            return None
+        content = data.content if isinstance(data.content, dict) else json.loads(data.content)
+        return [nodes.raw(text=figure_html(content), format="html")]
+
+
+def figure_html(figure: dict) -> str:
+    """One figure: its words for those who cannot see it, its data for page.js."""
+    layout = figure.get("layout", {})
+    alt = str((layout.get("meta") or {}).get("alt", ""))
+    data = json.dumps({"data": figure.get("data", []), "layout": layout}).replace("<", "\\u003c")
+    height = int(layout.get("height") or 380)
+    return (
+        f'<div class="kvlab-figure"><p class="kvlab-alt">{escape(alt)}</p>'
+        f'<div class="kvlab-plot" role="img" aria-label="{escape(alt)}" '
+        f'style="min-height: {height}px"></div>'
+        f'<script type="application/json">{data}</script></div>'
+    )
+
+
+class LocalImages(SphinxTransform):
+    """An image at another address (a badge) becomes its alternative text."""
+
+    default_priority = 200
+
+    def apply(self) -> None:
+        for image in list(self.document.findall(nodes.image)):
+            if "://" in image.get("uri", ""):
+                image.replace_self(nodes.Text(image.get("alt", "") or image["uri"]))
+
+
+def add_substitutions(app: Sphinx, config) -> None:
+    """Computed text for book/*.md, made once a build."""
+    config.myst_substitutions = {
+        **config.myst_substitutions,
+        **{name: make() for name, make in SUBSTITUTIONS.items()},
+    }
+    folder = Path(app.srcdir) / ".cache" / "generated"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kvlab.css").write_text(shared_css(), "utf-8")
+    (folder / "python.js").write_text(page_script(), "utf-8")
+    config.html_static_path = [*config.html_static_path, str(folder)]
+
+
+def drop_unused(app: Sphinx, error: Exception | None) -> None:
+    """Empty the scripts that no page needs and remove source maps."""
+    if error is not None or app.builder.format != "html":
+        return
+    static = Path(app.outdir) / "_static"
+    for name in UNUSED:
+        if (static / name).exists():
+            (static / name).write_text("/* not needed: the icons are a font */\n", "utf-8")
+    for path in static.rglob("*.map"):
+        path.unlink()
+
+
+def setup(app: Sphinx) -> dict:
+    """Called by Sphinx."""
+    app.add_transform(LocalImages)
+    app.connect("config-inited", add_substitutions)
+    app.connect("build-finished", drop_unused)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
