@@ -73,10 +73,13 @@ def with_shared(notebook: NotebookNode, name: str, url: str) -> NotebookNode:
         raise ChapterError(f"{name}: the first cell must be Markdown that starts with '# N. Title'")
     rest = re.sub(r"^\[\*\*Open in Colab\*\*\].*$", "", rest, flags=re.MULTILINE).strip("\n")
     first.source = f"{title}\n\n{badge(name, url)}\n\n{rest}".rstrip()
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and cell.source.strip() == "# setup":
+            cell.metadata["tags"] = ["setup", "hide-cell"]
     setups = [cell for cell in notebook.cells if "setup" in tags(cell)]
     if len(setups) != 1 or setups[0].cell_type != "code":
         raise ChapterError(f'{name}: exactly one code cell must be tagged "setup", and has '
-                           f"{len(setups)}; write `# %% tags=[\"setup\", \"hide-cell\"]`")
+                           f"{len(setups)}; write a code cell that holds only `# setup`")
     setups[0].source = SETUP.format(address=url)
     return notebook
 
