@@ -1,0 +1,315 @@
+"""The engine: any mix of requests gives each one what it would have got alone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import assert_empty
+from small_models import tiny_spec
+
+from kvlab.drafts import NgramProposer
+from kvlab.engine import Engine
+from kvlab.engine_inputs import TokenOutOfRange
+from kvlab.engine_runner import block_table_tensor
+from kvlab.generate import cached_generate
+from kvlab.invariants import check_state
+from kvlab.model import Decoder
+from kvlab.policy import Admission, HeadOfLine, Order, SchedulerConfigError
+from kvlab.request import DuplicateRequest, NeverFits, RequestError, UnknownRequest
+from kvlab.sampling import SamplingError, SamplingParams
+from kvlab.sequence import SequenceError
+
+LONG = os.environ.get("KVLAB_LONG") == "1"
+VOCAB = 13
+# float64, so that a different order of sums cannot flip an argmax: ids must be equal.
+MODEL = Decoder.random(tiny_spec(num_layers=2, vocab_size=VOCAB), seed=1, dtype=torch.float64)
+WINDOWED = Decoder.random(tiny_spec(num_layers=2, vocab_size=VOCAB, window=6), dtype=torch.float64)
+
+
+def alone(prompt, outputs, model=MODEL):
+    return cached_generate(model, prompt, outputs)
+
+
+def engine(**options) -> Engine:
+    return Engine(MODEL, **{"num_blocks": 65, "block_size": 4, "max_model_len": None, **options})
+
+
+def checked_run(made: Engine) -> int:
+    """Step to the end; after every step the queues and the pool are in order."""
+    steps = 0
+    while made.has_requests:
+        result = made.step()
+        check_state(made.scheduler)
+        assert result.schedule.num_scheduled_tokens <= result.schedule.budget
+        steps += 1
+        assert steps < 3000
+    assert_empty(made.scheduler)
+    return steps
+
+
+@st.composite
+def mixes(draw):
+    """Requests with shared beginnings, arrivals and aborts; an engine that is tight or roomy."""
+    requests = []
+    for _ in range(draw(st.integers(1, 6))):
+        shared = draw(st.integers(0, 14))
+        own = draw(st.lists(st.integers(0, VOCAB - 1), min_size=0 if shared else 1, max_size=10))
+        requests.append(
+            (
+                [(3 * t) % VOCAB for t in range(shared)] + own,
+                draw(st.integers(1, 14)),
+                draw(st.integers(0, 6)),  # arrives
+                draw(st.sampled_from([None, None, None, 3, 9])),  # aborted
+                draw(st.integers(0, 1)),  # priority
+            )
+        )
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    longest = max(len(prompt) + outputs - 1 for prompt, outputs, *_ in requests)
+    options = {
+        "block_size": block_size,
+        "num_blocks": 1 + -(-(longest + draw(st.integers(0, 60))) // block_size),
+        "max_num_batched_tokens": draw(st.integers(1, 40)),
+        "max_num_seqs": draw(st.integers(1, 6)),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 2, 5])),
+        "prefix_caching": draw(st.booleans()),
+        "full_hit": draw(st.sampled_from(["block", "token"])),
+        "admission": draw(st.sampled_from(list(Admission))),
+        "head_of_line": draw(st.sampled_from(list(HeadOfLine))),
+        "order": draw(st.sampled_from(list(Order))),
+        "proposer": draw(st.sampled_from([None, NgramProposer(3), NgramProposer(2, 2, 2)])),
+    }
+    return requests, options
+
+
+@settings(max_examples=1500 if LONG else 50, deadline=None)
+@given(mixes(), st.sampled_from([MODEL, MODEL, WINDOWED]))
+def test_any_mix_equals_each_request_alone(mix, model):
+    requests, options = mix
+    made = Engine(model, max_model_len=None, **options)
+    live, aborted, now = {}, set(), 0
+    while now <= 10 or made.has_requests:
+        for index, (prompt, outputs, arrives, stops, priority) in enumerate(requests):
+            if arrives == now:
+                live[index] = made.add_request(
+                    prompt, request_id=str(index), max_new_tokens=outputs, priority=priority
+                )
+            if stops == now and str(index) in made.scheduler.requests:
+                made.abort(str(index))
+                aborted.add(index)
+        made.step()
+        check_state(made.scheduler)
+        now += 1
+    assert_empty(made.scheduler)
+    for index, (prompt, outputs, *_) in enumerate(requests):
+        expected = alone(prompt, outputs, model)
+        got = live[index].token_ids
+        assert got == (expected[: len(got)] if index in aborted else expected), index
+
+
+PROMPTS = [[(5 * i + j * j) % VOCAB for j in range(1 + (7 * i) % 23)] for i in range(9)]
+ALONE = [cached_generate(MODEL, prompt, 15) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"block_size": 16, "num_blocks": 9},
+        {"max_num_batched_tokens": 5},
+        {"long_prefill_token_threshold": 3},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 40},
+        {"num_blocks": 12},
+        {"num_blocks": 12, "prefix_caching": False, "admission": "full_length"},
+        {"num_blocks": 12, "head_of_line": "skip"},
+        {"proposer": NgramProposer()},
+        {"num_blocks": 12, "proposer": NgramProposer(), "max_num_batched_tokens": 6},
+        {"full_hit": "token"},
+    ],
+    ids=str,
+)
+def test_policies_change_the_order_and_never_the_tokens(options):
+    made = engine(keep_trace=True, **options)
+    outputs = made.generate([*PROMPTS, *PROMPTS], 15)
+    assert [o.token_ids for o in outputs] == [*ALONE, *ALONE]
+    assert_empty(made.scheduler)
+    if options.get("num_blocks") == 12:
+        assert sum(o.num_preemptions for o in outputs) > 0 or "admission" in options
+    if "proposer" in options:
+        assert sum(o.num_accepted_tokens for o in outputs) > 0
+
+
+def test_tokens_stream_in_order_and_the_trace_tells_the_same():
+    made, streamed = engine(keep_trace=True), {}
+    outputs = made.generate(
+        PROMPTS, 15, on_token=lambda name, token: streamed.setdefault(name, []).append(token)
+    )
+    assert [streamed[o.request_id] for o in outputs] == ALONE
+    for output in outputs:
+        traced = [t for step in made.trace for t in step["outputs"].get(output.request_id, [])]
+        assert traced == output.token_ids
+    assert all(step["used"] <= step["budget"] for step in made.trace)
+    # The first prompt has one token: by its query length a decode among prefills.
+    assert made.trace[0]["mode"] == "mixed" and made.trace[-1]["mode"] == "decode"
+
+
+def test_stream_yields_while_others_move_along():
+    made = engine()
+    other = made.add_request(PROMPTS[1], max_new_tokens=15)
+    assert list(made.stream(PROMPTS[2], max_new_tokens=15)) == ALONE[2]
+    checked_run(made)
+    assert other.token_ids == ALONE[1]
+    for token in made.stream(PROMPTS[2], max_new_tokens=15):
+        assert token == ALONE[2][0]
+        break
+    del token
+    made.generate([PROMPTS[0]], 15)
+    assert_empty(made.scheduler)
+
+
+def test_end_of_sequence_stops_and_is_returned():
+    stop = ALONE[3][4]
+    first = ALONE[3].index(stop)
+    [output] = engine(eos_token_id=stop).generate([PROMPTS[3]], 15)
+    assert output.token_ids == ALONE[3][: first + 1] and output.finish_reason == "stop"
+    made = engine(proposer=NgramProposer())
+    output = made.add_request(PROMPTS[3], max_new_tokens=15, stop_token_ids=[stop])
+    checked_run(made)
+    assert output.token_ids == ALONE[3][: first + 1]
+    assert engine().generate([PROMPTS[3]], 15)[0].finish_reason == "length"
+
+
+def test_times_are_read_from_the_clock():
+    ticks = iter(range(1000))
+    made = engine(clock=lambda: float(next(ticks)), max_num_batched_tokens=4)
+    output = made.add_request(PROMPTS[1], max_new_tokens=3)  # eight tokens: two steps of prefill
+    assert output.ttft_seconds is None and output.time_per_output_token_seconds is None
+    checked_run(made)
+    assert (output.arrival, output.first_token, output.last_token) == (0.0, 2.0, 4.0)
+    assert output.ttft_seconds == 2.0 and output.time_per_output_token_seconds == 1.0
+
+
+def test_counters_of_hits_and_preemptions():
+    made = engine(num_blocks=65)
+    made.generate([PROMPTS[3]], 2)
+    [again] = made.generate([PROMPTS[3]], 2)
+    assert again.num_cached_tokens == (len(PROMPTS[3]) - 1) // 4 * 4
+    tight = engine(num_blocks=12, prefix_caching=False)
+    outputs = tight.generate(PROMPTS, 15)
+    assert sum(o.num_preemptions for o in outputs) == tight.scheduler.stats.num_preemptions > 0
+    assert sum(o.num_recomputed_tokens for o in outputs) > 0
+    assert sum(o.num_cached_tokens for o in outputs) == 0
+
+
+def test_salted_requests_share_nothing():
+    made = engine()
+    for salt, expected in ((None, 0), ("a", 0), ("b", 0), ("a", 12)):
+        output = made.add_request(PROMPTS[3][:13] * 1, max_new_tokens=2, cache_salt=salt)
+        checked_run(made)
+        assert output.num_cached_tokens <= expected
+    assert output.num_cached_tokens > 0
+
+
+def test_bad_requests_are_named_and_harm_nobody():
+    made = engine(num_blocks=9, max_model_len=30)
+    good = made.add_request(PROMPTS[1], request_id="good", max_new_tokens=15)
+    made.step()
+    for error, call in (
+        (SequenceError, lambda: made.add_request([])),
+        (NeverFits, lambda: made.add_request([1] * 40)),
+        (NeverFits, lambda: made.add_request([1] * 20, max_new_tokens=12)),
+        (TokenOutOfRange, lambda: made.add_request([1, VOCAB])),
+        (TokenOutOfRange, lambda: made.add_request([-1])),
+        (TokenOutOfRange, lambda: made.add_request([1.0])),
+        (DuplicateRequest, lambda: made.add_request([1], request_id="good")),
+        (RequestError, lambda: made.add_request([1], max_new_tokens=0)),
+        (UnknownRequest, lambda: made.abort("nobody")),
+        (SamplingError, lambda: made.add_request([1], sampling=SamplingParams(top_p=0))),
+        (RequestError, lambda: made.generate([[1], [2]], [3])),
+        (TokenOutOfRange, lambda: made.generate([[1], [VOCAB]], 3)),
+    ):
+        with pytest.raises(error):
+            call()
+        check_state(made.scheduler)
+    assert set(made.scheduler.requests) == {"good"}
+    checked_run(made)
+    assert good.token_ids == ALONE[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 0},
+        {"long_prefill_token_threshold": 4, "enable_chunked_prefill": False},
+    ],
+)
+def test_engine_settings_that_cannot_work(settings):
+    with pytest.raises(SchedulerConfigError):
+        engine(**settings)
+
+
+def test_a_raising_callback_takes_its_own_requests_out_only():
+    made = engine()
+    other = made.add_request(PROMPTS[1], max_new_tokens=15)
+
+    def stop(name, token):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.generate(PROMPTS[2:4], 15, on_token=stop)
+    assert set(made.scheduler.requests) == {other.request_id}
+    checked_run(made)
+    assert other.token_ids == ALONE[1]
+
+
+def test_a_failing_forward_can_be_stepped_again():
+    made = engine()
+    output = made.add_request(PROMPTS[4], max_new_tokens=15)
+    made.step()
+    run = made.runner.run
+    made.runner.run = lambda *args: (_ for _ in ()).throw(RuntimeError("out of memory"))
+    with pytest.raises(RuntimeError):
+        made.step()
+    made.runner.run = run
+    checked_run(made)
+    assert output.token_ids == ALONE[4]
+
+
+def test_an_idle_step_does_nothing():
+    made = engine(keep_trace=True)
+    result = made.step()
+    assert result.schedule.is_idle and not result.new_tokens and not result.finished
+    assert made.trace[0]["mode"] == "idle"
+
+
+def test_seeded_sampling_depends_on_the_request_alone():
+    params = [SamplingParams(temperature=1.2, top_k=8, top_p=0.9, seed=i) for i in range(9)]
+    single = [
+        engine().generate([prompt], 15, sampling=p)[0].token_ids
+        for prompt, p in zip(PROMPTS, params)
+    ]
+    for options in (
+        {},
+        {"num_blocks": 12, "max_num_batched_tokens": 7},
+        {"proposer": NgramProposer()},
+    ):
+        outputs = engine(**options).generate(PROMPTS, 15, sampling=params)
+        assert [o.token_ids for o in outputs] == single, options
+    assert len({tuple(tokens) for tokens in single}) == 9
+    mixed = engine().generate(PROMPTS[:2], 15, sampling=[SamplingParams(), params[1]])
+    assert [o.token_ids for o in mixed] == [ALONE[0], single[1]]
+
+
+def test_a_progress_bar_is_shown_on_request_only(capsys):
+    engine().generate(PROMPTS[:2], 3)
+    assert capsys.readouterr().err == ""
+    engine().generate(PROMPTS[:2], 3, progress=True)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_block_tables_become_a_rectangle():
+    assert block_table_tensor([[3], [4, 5]]).tolist() == [[3, 0], [4, 5]]
+    assert block_table_tensor([]).shape == (0, 0)

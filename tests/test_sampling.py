@@ -1,0 +1,82 @@
+"""Sampling: distributions by hand, verification of drafts, and named errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kvlab.sampling import Sampler, SamplingError, SamplingParams, distribution
+
+LOGITS = torch.tensor([0.0, math.log(2), math.log(4), math.log(1)])  # 1 : 2 : 4 : 1
+
+
+def test_temperature_top_k_and_top_p_by_hand():
+    assert distribution(LOGITS, SamplingParams(1.0)).tolist() == pytest.approx(
+        [1 / 8, 2 / 8, 4 / 8, 1 / 8]
+    )
+    cool = distribution(LOGITS, SamplingParams(0.5))  # squares: 1 : 4 : 16 : 1
+    assert cool.tolist() == pytest.approx([1 / 22, 4 / 22, 16 / 22, 1 / 22])
+    two = distribution(LOGITS, SamplingParams(1.0, top_k=2))
+    assert two.tolist() == pytest.approx([0, 2 / 6, 4 / 6, 0])
+    assert distribution(LOGITS, SamplingParams(1.0, top_k=99)).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.1, 1), (0.5, 1), (0.51, 2), (0.8, 3), (1.0, 4)])
+def test_top_p_keeps_the_token_that_crosses_the_line(top_p, kept):
+    probs = distribution(LOGITS, SamplingParams(1.0, top_p=top_p))
+    assert int((probs > 0).sum()) == kept and float(probs.sum()) == pytest.approx(1)
+
+
+def test_draws_follow_the_distribution():
+    params, sampler, counts = SamplingParams(1.0, seed=5), Sampler(), torch.zeros(4)
+    for _ in range(4000):
+        [token] = sampler.sample(LOGITS[None], [("a", params, ())])["a"]
+        counts[token] += 1
+    expected = 4000 * distribution(LOGITS, params).float()
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees, 0.1 %
+
+
+def test_the_same_seed_draws_the_same_and_rows_do_not_mix():
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    one, two = SamplingParams(1.0, seed=1), SamplingParams(1.0, seed=2)
+    together = Sampler().sample(rows, [("a", one, ()), ("b", two, ()), ("c", SamplingParams(), ())])
+    assert together["a"] == Sampler().sample(rows[:1], [("x", one, ())])["x"]
+    assert together["b"] == Sampler().sample(rows[1:2], [("y", two, ())])["y"]
+    assert together["c"] == [int(rows[2].argmax())]
+
+
+def test_drafts_are_verified_row_by_row_and_use_no_number_when_wrong():
+    rows = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
+    params = SamplingParams(1.5, seed=9)
+    plain, tokens = Sampler(), []
+    for row in rows:
+        tokens += plain.sample(row[None], [("a", params, ())])["a"]
+    right = Sampler().sample(rows, [("a", params, tokens[:3])])["a"]
+    assert right == tokens
+    wrong = [tokens[0], (tokens[1] + 1) % 50, tokens[2]]
+    sampler = Sampler()
+    assert sampler.sample(rows, [("a", params, wrong)])["a"] == tokens[:2]
+    assert sampler.sample(rows[2:3], [("a", params, ())])["a"] == tokens[2:3]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -1},
+        {"temperature": math.inf},
+        {"temperature": math.nan},
+        {"temperature": "hot"},
+        {"top_k": -1},
+        {"top_k": 2.5},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_p": True},
+        {"seed": -1},
+        {"seed": 1.5},
+    ],
+)
+def test_parameters_that_mean_nothing_are_named(settings):
+    with pytest.raises(SamplingError, match=next(iter(settings))):
+        SamplingParams(**settings)
