@@ -204,7 +204,7 @@ class BlockManager:
         self.pool.free(i for i in seq.block_table[keep:] if i != NULL_BLOCK)
         seq.cut(num_tokens)
         del seq.block_table[keep:]
-        del seq.block_hashes[num_tokens // self.block_size :]
+        del seq.block_keys[num_tokens // self.block_size :]
         seq.num_computed_tokens = computed
         seq.num_published_blocks = min(seq.num_published_blocks, computed // self.block_size)
         if not seq.block_table:

@@ -5,7 +5,7 @@ covers the hash of block i - 1, the block's own tokens, and whatever else change
 (adapter, salt, images). Two requests share a block exactly when all of that is equal.
 
 The chain of hashes follows vLLM's design (v1/core/kv_cache_utils.py); a hit here also compares
-the tokens, so that a hash collision is a miss and never another request's text.
+the tokens of the whole chain, so that a hash collision is a miss and never another request's text.
 """
 
 from __future__ import annotations
@@ -14,20 +14,40 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-#: The parent of every first block.
+#: What the first block of every chain has for a parent hash.
 ROOT_HASH = b""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PrefixKey:
-    """The full identity of one published block: its hash and everything that went into it."""
+    """The full identity of one full block: its hash, its tokens, and the block before it.
+
+    Two keys are equal when every block of the two chains is, token by token. Hashes are compared
+    first, and chains that meet in one object are not followed further, so this is quick.
+    """
 
     block_hash: bytes
-    parent_hash: bytes
+    parent: PrefixKey | None = field(repr=False)  # a chain can be thousands of blocks long
     token_ids: tuple[int, ...]
     extra: tuple[tuple[str | int, ...], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        one: PrefixKey | None = self
+        two = other if isinstance(other, PrefixKey) else None
+        while one is not None and two is not None and one is not two:
+            if (one.block_hash, one.token_ids, one.extra) != (
+                two.block_hash,
+                two.token_ids,
+                two.extra,
+            ):
+                return False
+            one, two = one.parent, two.parent
+        return one is two
+
+    def __hash__(self) -> int:
+        return hash(self.block_hash)
 
 
 HashFunction = Callable[[bytes, tuple[int, ...], tuple], bytes]

@@ -54,7 +54,7 @@ class PrefixCache:
         if not self.enabled or seq.prompt_logprobs or seq.num_computed_tokens:
             return PrefixHit()
         limit = seq.num_tokens if self.full_hit == "token" else seq.num_tokens - 1
-        ids = [self.pool.lookup(self.key(seq, i)) for i in range(limit // self.block_size)]
+        ids = [self._lookup(seq, i) for i in range(limit // self.block_size)]
         present = [block_id is not None for block_id in ids]
         first = 0
         if self.sliding_window is None:
@@ -97,12 +97,24 @@ class PrefixCache:
             seq.num_published_blocks += 1
 
     def key(self, seq: Sequence, i: int) -> PrefixKey:
-        """Identity of seq's full block i. Hashes are kept on the sequence and only extended."""
-        for j in range(len(seq.block_hashes), i + 1):
-            parent = seq.block_hashes[j - 1] if j else ROOT_HASH
-            seq.block_hashes.append(self.hash_function(parent, *self._content(seq, j)))
-        parent = seq.block_hashes[i - 1] if i else ROOT_HASH
-        return PrefixKey(seq.block_hashes[i], parent, *self._content(seq, i))
+        """Identity of seq's full block i. Keys are kept on the sequence and only extended."""
+        for j in range(len(seq.block_keys), i + 1):
+            parent = seq.block_keys[j - 1] if j else None
+            content = self._content(seq, j)
+            parent_hash = parent.block_hash if parent else ROOT_HASH
+            block_hash = self.hash_function(parent_hash, *content)
+            seq.block_keys.append(PrefixKey(block_hash, parent, *content))
+        return seq.block_keys[i]
+
+    def _lookup(self, seq: Sequence, i: int) -> int | None:
+        """The published twin of seq's block i. On a hit seq takes over the twin's key object.
+
+        Chains that share objects are compared in one step instead of block by block.
+        """
+        block_id = self.pool.lookup(self.key(seq, i))
+        if block_id is not None and i == len(seq.block_keys) - 1:
+            seq.block_keys[i] = self.pool.blocks[block_id].prefix or seq.block_keys[i]
+        return block_id
 
     def _content(self, seq: Sequence, i: int) -> tuple[tuple[int, ...], tuple]:
         start, stop = i * self.block_size, (i + 1) * self.block_size

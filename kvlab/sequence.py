@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kvlab.errors import KvlabError
+from kvlab.prefix import PrefixKey
 
 
 class SequenceError(KvlabError):
@@ -38,7 +39,7 @@ class Sequence:
     prompt_logprobs      True: every prompt position's logits are wanted, so cached blocks of the
                          prompt must not be read (a skipped position has no logits)
 
-    Filled in by BlockManager (block_tables.py): block_table, num_computed_tokens, block_hashes,
+    Filled in by BlockManager (block_tables.py): block_table, num_computed_tokens, block_keys,
     num_published_blocks, num_cached_tokens, num_preemptions. By the scheduler: status,
     draft_token_ids, num_placeholders.
     """
@@ -58,7 +59,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(init=False, default=0)
     block_table: list[int] = field(init=False, default_factory=list)
-    block_hashes: list[bytes] = field(init=False, default_factory=list)
+    block_keys: list[PrefixKey] = field(init=False, default_factory=list)
     num_published_blocks: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
@@ -121,7 +122,7 @@ class Sequence:
         child.num_computed_tokens = self.num_computed_tokens
         child.num_cached_tokens = self.num_cached_tokens
         child.num_published_blocks = self.num_published_blocks
-        child.block_hashes = list(self.block_hashes)
+        child.block_keys = list(self.block_keys)
         child.status = self.status
         return child
 

@@ -101,12 +101,12 @@ def test_pfx_04_partial_blocks_stay_private():
 def test_pfx_04_a_partial_block_cannot_be_published_by_hand():
     manager, cache = make(8, 4)
     seq = run(cache, "a", [1, 2, 3])
-    key = PrefixKey(b"h", ROOT_HASH, (1, 2, 3))
+    key = PrefixKey(b"h", None, (1, 2, 3))
     with pytest.raises(BlockError, match="full block"):
         manager.pool.publish(seq.block_table[0], key)
     manager.release(seq)
     with pytest.raises(BlockNotHeld):
-        manager.pool.publish(1, PrefixKey(b"h", ROOT_HASH, (1, 2, 3, 4)))
+        manager.pool.publish(1, PrefixKey(b"h", None, (1, 2, 3, 4)))
 
 
 def test_pfx_05_a_twin_in_the_same_step_finds_nothing():
