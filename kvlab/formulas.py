@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import sympy
 from sympy.printing.jscode import JavascriptCodePrinter
 
-from kvlab import costs
+from kvlab import costs, roofline
 from kvlab.specs import LayerSpec, ModelSpec
 
 #: Python name -> the symbol of the book's notation page.
@@ -43,6 +43,13 @@ SYMBOLS = {
     "num_bytes": "B",
     "bandwidth_bytes_per_second": "W",
     "peak_flops_per_second": "C",
+    "batch": "R",
+    "num_logit_rows": "r",
+    "acceptance": "a",
+    "num_drafts": "g",
+    "num_calls": "c",
+    "seconds_per_call": "o",
+    "floor_seconds": "T",
 }
 _LATEX = {
     "h_kv": r"h_{\mathrm{kv}}",
@@ -194,6 +201,7 @@ SECTIONS: dict[str, tuple[Formula, ...]] = {
             costs.compute_seconds,
             costs.intensity,
         ),
+        "Roofline": roofline.LISTED,
     }.items()
 }
 

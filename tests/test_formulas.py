@@ -37,6 +37,8 @@ def random_arguments(rng: random.Random, formula: formulas.Formula):
         "decode": rng.randint(1, 50_000),
         "bandwidth_bytes_per_second": rng.uniform(1e9, 1e13),
         "peak_flops_per_second": rng.uniform(1e9, 1e15),
+        "acceptance": rng.uniform(0.01, 0.95),
+        "num_drafts": rng.randint(1, 8),
     }
     python, javascript = [], []
     for name in formula.parameters:

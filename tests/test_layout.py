@@ -27,6 +27,7 @@ STDLIB = (
     ("specs", "units"),
     ("config_*", "layer_*", "rope_fields", "configs"),
     ("costs",),
+    ("roofline",),
     ("reports*", "audit*", "capacity*"),
     ("sequence", "prefix*", "blocks", "slots", "integrity", "block_tables", "paging*"),
     ("request", "schedule", "policy", "admission", "drafts", "scheduler*", "invariants"),
