@@ -18,6 +18,7 @@ from kvlab.errors import KvlabError
 #: name -> "module:function"
 FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.answers:echo",
+    "schedule_trace": "kvlab.workload:schedule_trace",
 }
 
 

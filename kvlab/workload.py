@@ -106,6 +106,90 @@ def simulate(
     }
 
 
+@dataclass(frozen=True)
+class Workload:
+    """A named set of requests with the limits under which it is interesting."""
+
+    title: str
+    arrivals: tuple[Arrival, ...]
+    settings: dict
+    num_blocks: int
+    block_size: int = 4
+    prefix_caching: bool = True
+
+    def question(self) -> dict:
+        """The arguments of schedule_trace, as JSON values: every setting is spelled out."""
+        settings = asdict(SchedulerConfig(**self.settings))
+        settings = {k: str(v) if isinstance(v, str) else v for k, v in settings.items()}
+        return {
+            "arrivals": [asdict(arrival) for arrival in self.arrivals],
+            "settings": settings,
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "prefix_caching": self.prefix_caching,
+        }
+
+
+WORKLOADS = {
+    "small_pool": Workload(
+        "six requests and a small pool",
+        (
+            Arrival("A", 0, 14, 6, shared=8),
+            Arrival("B", 0, 6, 10),
+            Arrival("C", 2, 12, 5, shared=8),
+            Arrival("D", 5, 18, 4),
+            Arrival("E", 7, 10, 6, shared=8),
+            Arrival("F", 8, 3, 7),
+        ),
+        {
+            "max_num_batched_tokens": 12,
+            "max_num_seqs": 4,
+            "long_prefill_token_threshold": 8,
+        },
+        num_blocks=12,
+    ),
+    "long_prompt": Workload(
+        "a long prompt arrives among decodes",
+        (
+            Arrival("A", 0, 6, 14),
+            Arrival("B", 0, 5, 14),
+            Arrival("long", 3, 48, 4),
+            Arrival("C", 4, 5, 8),
+        ),
+        {"max_num_batched_tokens": 16, "max_num_seqs": 8},
+        num_blocks=32,
+    ),
+    "first_chunk": Workload(
+        "a prompt that is let in too early",
+        (
+            Arrival("A", 0, 13, 16),
+            Arrival("B", 0, 13, 16),
+            Arrival("C", 1, 12, 16),
+            Arrival("D", 4, 20, 3),
+        ),
+        {
+            "max_num_batched_tokens": 16,
+            "max_num_seqs": 8,
+            "long_prefill_token_threshold": 8,
+        },
+        num_blocks=20,
+        prefix_caching=False,
+    ),
+    "head_of_line": Workload(
+        "a heavy request at the head of the line",
+        (
+            Arrival("A", 0, 20, 8),
+            Arrival("heavy", 1, 40, 2),
+            Arrival("B", 2, 6, 3),
+            Arrival("C", 2, 6, 3),
+            Arrival("D", 3, 6, 3),
+        ),
+        {"max_num_batched_tokens": 32, "max_num_seqs": 8, "admission": "full_length"},
+        num_blocks=14,
+    ),
+}
+
+
 def schedule_trace(
     arrivals: list[dict],
     settings: dict,
