@@ -25,14 +25,13 @@ PLOTLY = "application/vnd.plotly.v1+json"
 #: Icons come as a font with the theme's style sheet; its 1.5 MB script draws them once more.
 UNUSED = ("scripts/fontawesome.js",)
 
-#: name of a substitution -> function that makes its text
-SUBSTITUTIONS: dict[str, Callable[[], object]] = {
+#: A line `{{ name }}` in book/*.md -> the function whose Markdown takes its place.
+BLOCKS: dict[str, Callable[[], str]] = {
     "formula_sheet": booktext.formula_sheet,
     "models_table": booktext.models_table,
     "symbols_table": booktext.symbols_table,
     "field_guide": booktext.field_guide,
     "api": booktext.api,
-    "run": booktext.running_example,
 }
 
 
@@ -75,17 +74,29 @@ class LocalImages(SphinxTransform):
                 image.replace_self(nodes.Text(image.get("alt", "") or image["uri"]))
 
 
-def add_substitutions(app: Sphinx, config) -> None:
-    """Computed text for book/*.md, made once a build."""
+def prepare(app: Sphinx, config) -> None:
+    """Numbers for the prose of book/*.md (`{{ run.ratio }}`), and the files made for the pages."""
     config.myst_substitutions = {
         **config.myst_substitutions,
-        **{name: make() for name, make in SUBSTITUTIONS.items()},
+        "run": booktext.running_example(),
     }
     folder = Path(app.srcdir) / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kvlab.css").write_text(shared_css(), "utf-8")
     (folder / "python.js").write_text(page_script(), "utf-8")
     config.html_static_path = [*config.html_static_path, str(folder)]
+
+
+def fill_blocks(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put a block's Markdown into the page's source, so that its headings are the page's own."""
+    if not docname.startswith("book/"):
+        return
+    lines = source[0].split("\n")
+    for number, line in enumerate(lines):
+        name = line.removeprefix("{{").removesuffix("}}").strip()
+        if line.startswith("{{") and line.endswith("}}") and name in BLOCKS:
+            lines[number] = BLOCKS[name]()
+    source[0] = "\n".join(lines)
 
 
 def drop_unused(app: Sphinx, error: Exception | None) -> None:
@@ -103,6 +114,7 @@ def drop_unused(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict:
     """Called by Sphinx."""
     app.add_transform(LocalImages)
-    app.connect("config-inited", add_substitutions)
+    app.connect("config-inited", prepare)
+    app.connect("source-read", fill_blocks)
     app.connect("build-finished", drop_unused)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
