@@ -1,0 +1,213 @@
+"""python -m kvlab.kernels.bench [--quick] [--check] [--out FILE]: time the kernel on this GPU.
+
+Correctness first: a wrong kernel is not timed. Then CUDA events over shapes, with the second-level
+cache flushed before each sample, against the copy bandwidth measured in the same run and against
+torch's own attention on contiguous K and V (FlashInfer and flash-attn where installed). The record
+says hardware, versions, date and every sample; keep it in data/measurements/. Without a GPU it
+says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from kvlab.devices import half_dtype
+from kvlab.errors import KvlabError
+from kvlab.kernels import paged_decode as kernels
+from kvlab.kernels.launch import device_facts, paged_decode
+from kvlab.kernels.reference import paged_decode_reference
+from kvlab.kernels.rivals import all_rivals
+
+
+class WrongResult(KvlabError):
+    """The kernel, compiled for this GPU, does not agree with float64."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One decode step of one layer; every sequence has the same length. Llama-3-8B's heads."""
+
+    num_seqs: int
+    seq_len: int
+    block_size: int = 16
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    num_splits: int | None = None  # None: the rule decides
+
+    def kv_bytes(self, bytes_per_element: int) -> int:
+        """Bytes of K and V the step must read."""
+        rows = self.num_seqs * self.seq_len * self.num_kv_heads
+        return rows * 2 * self.head_dim * bytes_per_element
+
+
+QUICK = [Shape(1, 8192), Shape(8, 4096), Shape(64, 2048)]
+SHAPES = [
+    *[Shape(batch, s) for s in (512, 2048, 8192, 32768) for batch in (1, 4, 16, 64)],
+    *[Shape(16, 8192, block_size=size) for size in (1, 8, 32, 64, 256)],
+    *[Shape(1, 32768, num_splits=splits) for splits in (1, 2, 4, 8, 16, 32, 64)],
+    *[Shape(16, 8192, num_heads=h, num_kv_heads=h_kv) for h, h_kv in ((8, 8), (56, 8), (64, 8))],
+    Shape(16, 8192, num_heads=9, num_kv_heads=3, head_dim=64),
+]
+
+
+def make_tensors(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> tuple:
+    """query, key_cache, value_cache, block_tables (shuffled), seq_lens."""
+    generator = torch.Generator(device).manual_seed(0)
+    per_seq = -(-shape.seq_len // shape.block_size)
+    num_blocks = shape.num_seqs * per_seq
+    cache = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    like = {"dtype": dtype, "device": device, "generator": generator}
+    tables = torch.randperm(num_blocks, generator=generator, device=device).int()
+    return (
+        torch.randn(shape.num_seqs, shape.num_heads, shape.head_dim, **like),
+        torch.randn(cache, **like),
+        torch.randn(cache, **like),
+        tables.view(shape.num_seqs, per_seq),
+        torch.full((shape.num_seqs,), shape.seq_len, dtype=torch.int32, device=device),
+    )
+
+
+def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[str, object]]:
+    """Irregular shapes against float64 on the device; raises WrongResult on the first miss."""
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+    rows = []
+    for dtype in dtypes:
+        for shape in (
+            Shape(3, 77, 5, 7, 1, 80),
+            Shape(2, 130, 16, 9, 3, 64),
+            Shape(2, 300, 16),
+            Shape(2, 40, 1, 4, 4, 20),
+        ):
+            for num_splits, window in ((1, None), (4, None), (3, 33)):
+                query, keys, values, tables, lens = make_tensors(shape, dtype, device)
+                lens[-1], lens[0] = shape.seq_len - 13, lens[0] if shape.num_seqs < 3 else 0
+                case = (query, keys, values, tables, lens)
+                out, _ = paged_decode(*case, num_splits=num_splits, window=window)
+                want, _ = paged_decode_reference(*case, window=window)
+                error = (out.double() - want).abs().max().item()
+                rows.append({**asdict(shape), "dtype": str(dtype), "largest_error": error})
+                if not error <= tolerance[dtype]:  # NaN is wrong too
+                    raise WrongResult(
+                        f"{shape} in {dtype} with {num_splits} splits is off by {error:.3g}, "
+                        f"expected at most {tolerance[dtype]:.3g}. Nothing was timed."
+                    )
+    return rows
+
+
+def samples(run: Callable[[], object], repeats: int = 20, flush_bytes: int = 2**28) -> list[float]:
+    """Seconds of each call by CUDA events, the second-level cache overwritten before each."""
+    flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for _ in range(3):
+        run()
+    for start, end in events:
+        flush.zero_()
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+def copy_bandwidth(num_bytes: int = 2**30) -> dict[str, object]:
+    """Bytes per second of a device copy, read and written bytes both counted."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    seconds = samples(lambda: target.copy_(source))
+    return {"bytes_per_second": 2 * num_bytes / statistics.median(seconds), "seconds": seconds}
+
+
+def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> dict[str, object]:
+    """The kernel and its rivals on one shape."""
+    case = make_tensors(shape, dtype)
+    options = {"check": False, "max_seq_len": shape.seq_len, "num_splits": shape.num_splits}
+    calls = {"kvlab": lambda: paged_decode(*case, **options)[0]}
+    calls |= all_rivals(*case[:4]) if shape.seq_len % shape.block_size == 0 else {}
+    want = calls["kvlab"]()
+    row: dict[str, object] = {**asdict(shape), "kv_bytes": shape.kv_bytes(want.element_size())}
+    row["seconds"] = {}
+    for name, run in calls.items():
+        try:
+            torch.testing.assert_close(run(), want, atol=3e-2, rtol=3e-2)
+            row["seconds"][name] = samples(run)
+        except Exception as error:  # a rival that cannot take this shape is part of the record
+            row.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:200]
+    median = statistics.median(row["seconds"]["kvlab"])
+    row["kv_bytes_per_second"] = row["kv_bytes"] / median
+    row["share_of_copy"] = row["kv_bytes_per_second"] / copied_per_second
+    row["times_as_fast_as"] = {
+        name: statistics.median(seconds) / median
+        for name, seconds in row["seconds"].items()
+        if name != "kvlab"
+    }
+    return row
+
+
+def record(shapes: list[Shape]) -> dict[str, object]:
+    """Check, then time every shape; all that is needed to read the numbers later."""
+    properties = torch.cuda.get_device_properties(0)
+    dtype, why = half_dtype(torch.cuda.get_device_capability(0))
+    checked = check_results([torch.float32, dtype])
+    copied = copy_bandwidth()
+    return {
+        "hardware": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "num_multiprocessors": device_facts(torch.device("cuda", 0))[1],
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": kernels.triton.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "date": datetime.now(UTC).date().isoformat(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "dtype_reason": why,
+        "checked": checked,
+        "copy": copied,
+        "rows": [time_shape(shape, dtype, copied["bytes_per_second"]) for shape in shapes],
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line. Exit status 1 only when the kernel is wrong on this GPU."""
+    parser = argparse.ArgumentParser(prog="python -m kvlab.kernels.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three shapes instead of all")
+    parser.add_argument("--check", action="store_true", help="only compare with float64")
+    parser.add_argument("--out", type=Path, help="write the JSON record here, not to the screen")
+    options = parser.parse_args(arguments)
+    if kernels.triton is None or kernels.INTERPRETED or not torch.cuda.is_available():
+        print("no GPU to measure on (or Triton's interpreter is switched on): nothing was timed.")
+        print("`python -m kvlab.kernels.report` says what the kernel compiles to without a GPU.")
+        return 0
+    try:
+        if options.check:
+            dtype, _ = half_dtype(torch.cuda.get_device_capability(0))
+            rows = check_results([torch.float32, dtype])
+            print(f"{len(rows)} cases agree with float64; see `tests/test_kernels.py` for more")
+            return 0
+        text = json.dumps(record(QUICK if options.quick else SHAPES), indent=1)
+    except WrongResult as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+    print(f"written to {options.out}" if options.out else text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
