@@ -60,7 +60,7 @@ def field_guide_markdown() -> str:
     faults = all_faults()
     parts = ["| fault | layer | detector |", "|---|---|---|"]
     parts += [
-        f"| [`{entry.name}`](#{entry.name.replace('_', '-')}) | {entry.layer} | {entry.detector} |"
+        f"| [`{entry.name}`](#{entry.name}) | {entry.layer} | {entry.detector} |"
         for entry in faults
     ]
     parts.append("")
