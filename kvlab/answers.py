@@ -18,6 +18,10 @@ from kvlab.errors import KvlabError
 #: name -> "module:function"
 FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.answers:echo",
+    "kv": "kvlab.kv_reports:ask_kv",
+    "models": "kvlab.kv_reports:ask_models",
+    "kv_formats": "kvlab.kv_reports:ask_formats",
+    "capacity": "kvlab.capacity_reports:ask_capacity",
     "schedule_trace": "kvlab.workload:schedule_trace",
 }
 

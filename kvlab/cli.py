@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kvlab import reports, units
+from kvlab import cli_kv, reports, units
 from kvlab.configs import find_model
 from kvlab.errors import KvlabError
 
@@ -70,6 +70,18 @@ def _cost(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _kv(arguments: argparse.Namespace) -> int:
+    _show(arguments.answer(arguments), arguments.json, arguments.text)
+    return 0
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose complaint is one line, like every other error of the command."""
+
+    def error(self, message: str):
+        self.exit(2, f"kvlab: {message}\n")
+
+
 def _faults(arguments: argparse.Namespace) -> int:
     # The registry imports torch. Run as a program, it costs the other subcommands nothing.
     program = runpy.run_module("kvlab.faults")
@@ -77,7 +89,7 @@ def _faults(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="kvlab", description="What decoding costs and what its cache holds."
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -94,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
 
     faults = commands.add_parser("faults", help="the known silent bugs and their detectors")
     faults.set_defaults(run=_faults)
+
+    cli_kv.add_commands(commands)
+    for name in ("kv", "models"):
+        commands.choices[name].set_defaults(run=_kv)
 
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON")

@@ -43,6 +43,22 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layer_types": ("layers_block_type",),
     "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
 }
+#: Old names of single model types, too general to try elsewhere.
+EXTRA_ALIASES: dict[str, dict[str, str]] = {
+    **dict.fromkeys(
+        ("kosmos_2_text_model", "kosmos_2_5_text_model"),
+        {
+            "num_hidden_layers": "layers",
+            "num_attention_heads": "attention_heads",
+            "hidden_size": "embed_dim",
+        },
+    ),
+    "xglm": {"num_attention_heads": "attention_heads"},
+    "trocr": {
+        "num_hidden_layers": "decoder_layers",
+        "num_attention_heads": "decoder_attention_heads",
+    },
+}
 #: Names that mean something else in one model type, so they are no alias there.
 NOT_ALIASES = {
     "longcat_flash": {"num_layers"},
@@ -100,7 +116,9 @@ class Fields:
     def names(self, key: str) -> tuple[str, ...]:
         """The field's name and its old names in this model type."""
         skip = NOT_ALIASES.get(self.model_type, ())
-        return tuple(k for k in (key, *ALIASES.get(key, ())) if k not in skip)
+        extra = EXTRA_ALIASES.get(self.model_type, {}).get(key)
+        found = (key, *ALIASES.get(key, ()), *([extra] if extra else ()))
+        return tuple(k for k in found if k not in skip)
 
     def declared(self, key: str) -> bool:
         """True if the file names the field at all, even as null."""

@@ -6,11 +6,13 @@ be wrong in any way: too big, too deep, not JSON, the same key twice, a vision t
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvlab.config_fields import ALIASES, ConfigError, show
+from kvlab.config_fields import ConfigError, show
+from kvlab.specs import DATA_DIR
 
 MOST_BYTES = 16 * 2**20
 MOST_LEVELS = 4
@@ -28,7 +30,12 @@ WRAPPERS = (
     "llm",
     "decoder",
 )
-LAYER_COUNTS = ("num_hidden_layers", *ALIASES["num_hidden_layers"], "layer_types")
+
+
+@functools.cache
+def model_types() -> dict:
+    """What each model type means by an absent key ("defaults"), and the types compared ("known")."""
+    return json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
 
 
 def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
@@ -45,7 +52,9 @@ def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
         if path.is_dir():
             path = path / "config.json"
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(str(path), f"larger than {MOST_BYTES:,} bytes; expected a config.json")
+            raise ConfigError(
+                str(path), f"larger than {MOST_BYTES:,} bytes; expected a config.json"
+            )
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError, TypeError) as error:
         reason = type(error).__name__ if isinstance(error, UnicodeDecodeError) else error
@@ -59,7 +68,9 @@ def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
 def parse_config(text: str) -> Mapping:
     """JSON text as a dictionary; the same key twice with two values is refused."""
     if len(text) > MOST_BYTES:
-        raise ConfigError("config", f"longer than {MOST_BYTES:,} characters; expected a config.json")
+        raise ConfigError(
+            "config", f"longer than {MOST_BYTES:,} characters; expected a config.json"
+        )
     try:
         data = json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_repeats)
     except RecursionError:
@@ -97,4 +108,6 @@ def language_model(config: Mapping) -> tuple[Mapping, str]:
             return config, where
         key, config = inner[0]
         where += f"{key}."
-    raise ConfigError(where.rstrip("."), f"nested more than {MOST_LEVELS} levels deep; expected two")
+    raise ConfigError(
+        where.rstrip("."), f"nested more than {MOST_LEVELS} levels deep; expected two"
+    )

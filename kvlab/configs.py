@@ -1,270 +1,35 @@
-"""A Hugging Face config.json -> ModelSpec. Facts in, shapes out; no costs here.
+"""Models and cards by name: the presets in data/, and the config reader they go through.
 
-Standard library only: the same code reads a config that a reader pastes into the rendered page.
-The work is shared out: config_files (JSON, wrappers), config_fields (single values),
-layer_patterns (which layer attends how), layer_widths (heads and widths), layer_states
-(recurrent state), rope_fields (rotary settings). This file puts the layers together.
+read_config(source)      any config.json -> ModelSpec
+preset("llama-3-8b")     a model of data/models
+find_model(text)         a preset, a Hugging Face id, a file or a folder
+hardware("h100-sxm")     a card of data/hardware
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from kvlab.config_fields import MOST_LAYERS, ConfigError, Fields, show
-from kvlab.config_files import language_model, load_config, parse_config
-from kvlab.layer_patterns import layer_kinds
-from kvlab.layer_widths import base_widths, layer_spec, per_layer_widths
-from kvlab.rope_fields import rope_specs
-from kvlab.specs import DATA_DIR, HardwareSpec, LayerSpec, ModelSpec
+from kvlab.config_fields import ConfigError, show
+from kvlab.config_files import parse_config
+from kvlab.config_reader import read_config
+from kvlab.specs import DATA_DIR, HardwareSpec, ModelSpec
 
-__all__ = ["ConfigError", "find_model", "hardware", "model_names", "preset", "read_config"]
-
-#: Types whose cache is not K and V rows of a decoder, and why.
-NOT_MODELLED = {
-    **dict.fromkeys(
-        "albert bert bert-generation big_bird camembert deberta deberta-v2 data2vec-text distilbert "
-        "electra ernie megatron-bert modernbert mpnet nomic_bert rembert roberta roc_bert roformer "
-        "roberta-prelayernorm xlm xlm-roberta xlm-roberta-xl xmod clip siglip vit".split(),
-        "an encoder keeps no KV cache",
-    ),
-    **dict.fromkeys(
-        "bart blenderbot blenderbot-small bigbird_pegasus encoder-decoder fsmt florence2 led longt5 "
-        "m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x plbart prophetnet speech_to_text "
-        "switch_transformers t5 t5gemma t5gemma2 udop umt5 whisper musicgen musicgen_melody".split(),
-        "an encoder-decoder also keeps cross-attention K and V, sized by its other input",
-    ),
-    "deepseek_v4": "its layers keep compressed K and V on top of a window",
-    "dory": "its recurrent layers keep K and V once a loop",
-    "hrm_text": "its stacks run several times and keep K and V each time",
-    "inkling2_loop_text": "its core layers run several times and keep K and V each time",
-    "unlimited_ocr_text": "its layers keep the prompt in full and a window of what follows",
-    "reformer": "its layers keep hashed buckets instead of K and V",
-    "xlnet": "its layers keep memories instead of K and V",
-}
-
-
-@functools.cache
-def _families() -> dict:
-    return json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
-
-
-def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelSpec:
-    """Read a config.json (a dictionary, JSON text, a file or a folder) into a ModelSpec.
-
-    Every layer is resolved to one LayerSpec; `notes` says what was decided on the way. What
-    cannot be read is a ConfigError that names the field.
-    """
-    top, file_name = load_config(source)
-    config, where = language_model(top)
-    model_type = _model_type(config, where) or ("" if where else None) or ""
-    defaults = _families()["defaults"].get(model_type, {})
-    fields = Fields(config, model_type, defaults, where)
-    _refuse(fields, top)
-    if model_type and model_type not in _families()["known"]:
-        fields.note(f"model_type {model_type!r} is not one compared here; read by its ordinary keys")
-    elif not model_type:
-        fields.note("no model_type; read by its ordinary keys")
-
-    num_layers = _num_layers(fields)
-    hidden = fields.count("hidden_size")
-    kinds = layer_kinds(fields, num_layers)
-    kinds = _cross_attention(fields, kinds)
-    base = base_widths(fields, hidden, no_attention=set(kinds) <= {"recurrent", "none"})
-    widths = per_layer_widths(fields, base, kinds)
-    window = _window(fields, kinds)
-    chunk = _chunk(fields, kinds)
-    layers = [
-        layer_spec(fields, kind, width, chunk if kind == "chunked" else window)
-        for kind, width in zip(kinds, widths, strict=True)
-    ]
-    layers = _shared(fields, layers)
-    sliding = next((i for i, kind in enumerate(kinds) if kind.startswith("sliding")), None)
-    rope, rope_local = rope_specs(
-        fields, base.head_dim, base.latent[1] if base.latent else None, sliding
-    )
-    heads = base.heads if base.kv_heads else fields.count("num_attention_heads", 0)
-    vocab = fields.count("vocab_size")
-    mlp = _intermediate(fields, num_layers)
-    dense = (
-        model_type in ("llama", "mistral")
-        and None not in (hidden, heads, vocab, mlp)
-        and not any(fields.flag(key) for key in ("attention_bias", "mlp_bias"))
-        and {layer.kind for layer in layers} <= {"full", "sliding"}
-    )
-    return ModelSpec(
-        name=name or _name(top) or file_name or model_type or "unnamed",
-        num_layers=num_layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=base.kv_heads,
-        head_dim=base.head_dim,
-        intermediate_size=mlp,
-        vocab_size=vocab,
-        layers=tuple(layers),
-        tie_word_embeddings=bool(_tied(fields, top)),
-        rms_norm_eps=fields.number("rms_norm_eps", fields.raw("rms_norm_eps")) or 1e-5,
-        max_position_embeddings=fields.count("max_position_embeddings"),
-        rope=rope,
-        rope_local=rope_local,
-        model_type=model_type,
-        is_dense_llama=dense,
-        mtp_layers=_mtp(fields, layers),
-        notes=tuple(fields.notes),
-    )
-
-
-def _model_type(config: Mapping, where: str) -> str | None:
-    value = config.get("model_type")
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where}model_type", f"given {show(value)}; expected a name")
-    return value
-
-
-def _name(top: Mapping) -> str | None:
-    for key in ("_name", "_name_or_path"):
-        if isinstance(top.get(key), str) and top[key]:
-            return top[key]
-    return None
-
-
-def _refuse(fields: Fields, top: Mapping) -> None:
-    model_type = fields.model_type
-    reason = NOT_MODELLED.get(model_type)
-    if reason and not (fields.flag("is_decoder") and "encoder keeps no" in reason):
-        raise fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
-    for config in (top, fields.data):
-        if config.get("is_encoder_decoder") is True:
-            raise fields.fail(
-                "is_encoder_decoder", "given true: cross-attention is not modelled; expected a decoder"
-            )
-    if fields.data.get("use_bidirectional_attention") not in (None, False, "vision"):
-        raise fields.fail(
-            "use_bidirectional_attention",
-            "given true: a bidirectional model keeps no KV cache; expected a decoder",
-        )
-
-
-def _num_layers(fields: Fields) -> int:
-    if fields.model_type == "longcat_flash":
-        fields.note("longcat_flash: two attention layers in each of num_layers blocks")
-        blocks = fields.check_count("num_layers", fields.data.get("num_layers"), 1, MOST_LAYERS)
-        total = fields.count("num_hidden_layers", 1, MOST_LAYERS)
-        if blocks is not None and total not in (None, blocks, 2 * blocks):
-            raise fields.fail("num_layers", f"given {blocks}, but num_hidden_layers is {total}")
-        if blocks is not None:
-            return 2 * blocks
-    listed = fields.raw("layer_types") or fields.raw("hybrid_override_pattern")
-    count = fields.count("num_hidden_layers", 1, MOST_LAYERS)
-    if count is None and isinstance(listed, list | tuple | str) and 0 < len(listed) <= MOST_LAYERS:
-        fields.note("num_hidden_layers is not in the file; the layer list's length is taken")
-        return len(listed)
-    return fields.needed("num_hidden_layers", "the number of layers", 1, MOST_LAYERS)
-
-
-def _window(fields: Fields, kinds: list[str]) -> int | None:
-    if not any(kind.startswith("sliding") for kind in kinds):
-        return None
-    if fields.model_type == "modernbert-decoder":
-        return fields.needed("local_attention", "the width of the sliding layers", 2) // 2
-    if fields.model_type == "mimo_v2_flash":
-        reach = fields.check_count("sliding_window_size", fields.data.get("sliding_window_size"))
-        if reach is not None:
-            fields.note(f"sliding_window_size {reach} leaves the current token out: {reach + 1} keys")
-            return reach + 1
-    return fields.needed("sliding_window", "the width of the sliding layers")
-
-
-def _chunk(fields: Fields, kinds: list[str]) -> int | None:
-    if "chunked" not in kinds:
-        return None
-    fields.note("chunked layers: an upper bound; when a finished chunk is freed is the engine's choice")
-    return fields.needed("attention_chunk_size", "the width of the chunked layers")
-
-
-def _cross_attention(fields: Fields, kinds: list[str]) -> list[str]:
-    """Layers that read only another modality keep nothing per text token (Llama 3.2 Vision)."""
-    crossed = fields.items("cross_attention_layers")
-    if not crossed:
-        return kinds
-    crossed = {fields.check_count("cross_attention_layers", i, 0, len(kinds) - 1) for i in crossed}
-    fields.note(f"{len(crossed)} cross-attention layers keep K and V of the image only; not counted")
-    return ["none" if i in crossed else kind for i, kind in enumerate(kinds)]
-
-
-def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
-    """The last num_kv_shared_layers read the K and V of an earlier layer of their kind."""
-    shared = fields.count("num_kv_shared_layers", 0)
-    factor = fields.count("cla_share_factor") if fields.flag("use_cla") else None
-    if factor:
-        return [
-            layer if i % factor == 0 else LayerSpec("shared", shares_layer=i - i % factor)
-            for i, layer in enumerate(layers)
-        ]
-    if not shared:
-        return layers
-    first = len(layers) - shared
-    if first < 1:
-        raise fields.fail(
-            "num_kv_shared_layers",
-            f"given {shared}, but there are {len(layers)} layers; expected fewer, since some layer "
-            f"must keep K and V",
-        )
-    result = layers[:first]
-    for i in range(first, len(layers)):
-        owner = next((j for j in reversed(range(first)) if layers[j].kind == layers[i].kind), None)
-        if owner is None:
-            raise fields.fail(
-                "num_kv_shared_layers",
-                f"given {shared}, but no earlier layer is {layers[i].kind} as layer {i} is",
-            )
-        result.append(LayerSpec("shared", shares_layer=owner))
-    return result
-
-
-def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Multi-token prediction layers stand outside num_layers and are an explicit extra."""
-    for key in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
-        count = fields.count(key, 0, MOST_LAYERS)
-        if count:
-            like = next((x for x in reversed(layers) if x.kind in ("full", "latent")), None)
-            like = like or next((x for x in reversed(layers) if x.num_kv_heads), None)
-            if like is None:
-                return ()
-            fields.note(f"{count} MTP layers ({key}) stand outside the {len(layers)}; not counted")
-            return (replace(like, state=()),) * count
-    return ()
-
-
-def _intermediate(fields: Fields, num_layers: int) -> int | None:
-    value = fields.raw("intermediate_size")
-    if isinstance(value, list | tuple):
-        sizes = [fields.check_count("intermediate_size", size) for size in value]
-        return max((size for size in sizes if size), default=None)
-    size = fields.check_count("intermediate_size", value)
-    if size is None and fields.model_type in ("gpt2", "gptj", "gpt_bigcode", "bloom", "falcon"):
-        hidden = fields.count("hidden_size")
-        return None if hidden is None else 4 * hidden
-    return size
-
-
-def _tied(fields: Fields, top: Mapping) -> bool | None:
-    tied = fields.flag("tie_word_embeddings")
-    if tied is None and isinstance(top.get("tie_word_embeddings"), bool):
-        return top["tie_word_embeddings"]
-    if tied is None and fields.model_type.startswith(("gemma", "gpt2", "falcon")):
-        return True
-    return tied
-
-
-# --- files of facts -------------------------------------------------------------------------
+__all__ = [
+    "ConfigError",
+    "find_model",
+    "hardware",
+    "model_index",
+    "model_names",
+    "preset",
+    "read_config",
+]
 
 
 def _slug(name: str) -> str:
-    return name.lower().replace(" ", "-").replace("_", "-")
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 def model_names() -> list[str]:
@@ -272,22 +37,56 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in (DATA_DIR / "models").glob("*.json"))
 
 
+@functools.cache
+def model_index() -> dict[str, dict[str, str]]:
+    """Preset -> its published name, Hugging Face id and source."""
+    index = {}
+    for stem in model_names():
+        facts = json.loads((DATA_DIR / "models" / f"{stem}.json").read_text("utf-8"))
+        index[stem] = {key: facts[f"_{key}"] for key in ("name", "hf_id", "source")}
+    return index
+
+
+def _preset_named(text: str) -> str | None:
+    """The preset that a slug, a published name or a Hugging Face id means, if any."""
+    wanted = _slug(text)
+    if wanted in model_index():
+        return wanted
+    for stem, facts in model_index().items():
+        if wanted in (_slug(facts["name"]), _slug(facts["hf_id"])):
+            return stem
+    return None
+
+
 def preset(name: str) -> ModelSpec:
-    """The ModelSpec of data/models/<name>.json, for example preset("llama-3-8b")."""
-    slug = _slug(name)
-    if slug not in model_names():
-        raise ConfigError("name", f"given {show(name)}; expected one of: {', '.join(model_names())}")
-    return read_config(DATA_DIR / "models" / f"{slug}.json")
+    """The ModelSpec of data/models/<name>.json, for example preset("llama-3-8b").
+
+    The published name (Llama-3-8B) and the Hugging Face id name the same file.
+    """
+    stem = _preset_named(name)
+    if stem is None:
+        raise ConfigError(
+            "model", f"given {show(name)}; expected one of: {', '.join(model_names())}"
+        )
+    return read_config(DATA_DIR / "models" / f"{stem}.json")
 
 
 def find_model(name_or_path: str | Path) -> ModelSpec:
-    """A preset's name, else a config.json or a folder that holds one."""
+    """A preset by name or Hugging Face id, else a config.json or a folder that holds one."""
     text = str(name_or_path)
-    if _slug(text) in model_names():
-        return preset(text)
-    if "/" in text or "\\" in text or text.endswith(".json") or Path(text).exists():
+    stem = _preset_named(text)
+    if stem is not None:
+        return preset(stem)
+    if "/" in text or "\\" in text or text.endswith(".json") or _exists(text):
         return read_config(Path(text))
     return preset(text)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long, or a null byte in it
+        return False
 
 
 def hardware(name: str) -> HardwareSpec:

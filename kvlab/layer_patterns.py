@@ -15,6 +15,7 @@ from kvlab.layer_rules import (
     INDEXED,
     KIND_OF,
     LETTERS,
+    NEEDS_A_LIST,
     NO_WINDOW,
     every_nth_full,
 )
@@ -28,6 +29,12 @@ def layer_kinds(fields: Fields, num_layers: int) -> list[str]:
             return _gate(fields, kinds)
     if fields.model_type in ALL_RECURRENT:
         return ["recurrent"] * num_layers
+    if fields.model_type in NEEDS_A_LIST:
+        raise fields.fail(
+            "layer_types",
+            f"missing; expected a list of layers, or hybrid_override_pattern, since "
+            f"{fields.model_type} implies none; add it",
+        )
     rule = IMPLIED.get(fields.model_type)
     if rule is not None:
         kinds = [rule(i, num_layers) for i in range(num_layers)]
@@ -58,7 +65,9 @@ def _listed(fields: Fields, num_layers: int) -> list[str] | None:
                 f"linear_attention; this kind of layer is not modelled",
             )
     if any(word in INDEXED for word in words):
-        fields.note("an indexer's own keys, stored beside the cache by some engines, are not counted")
+        fields.note(
+            "an indexer's own keys, stored beside the cache by some engines, are not counted"
+        )
     if fields.raw("sliding_window_pattern") is not None:
         fields.note("layer_types decides; sliding_window_pattern is not used")
     kinds = [KIND_OF[word] for word in words]
@@ -113,7 +122,13 @@ def _indexed(fields: Fields, num_layers: int) -> list[str] | None:
         ("attn_layer_indices", fields.raw("attn_layer_indices"), 0, "full", "recurrent"),
         ("full_attn_idxs", fields.raw("full_attn_idxs"), 0, "full", "recurrent"),
         ("local_layer_ids", fields.raw("local_layer_ids"), 0, "sliding+", "full+"),
-        ("linear_attn_config.full_attn_layers", linear.get("full_attn_layers"), 1, "full", "recurrent"),
+        (
+            "linear_attn_config.full_attn_layers",
+            linear.get("full_attn_layers"),
+            1,
+            "full",
+            "recurrent",
+        ),
     ]
     for key, value, base, named, others in places:
         if value is None:
@@ -133,7 +148,9 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
         words = {"recurrent": "recurrent", "attention": attends}
         bad = [b for b in blocks if not isinstance(b, str) or b not in words]
         if bad:
-            raise fields.fail("block_types", f"given {show(bad[0])}; expected recurrent or attention")
+            raise fields.fail(
+                "block_types", f"given {show(bad[0])}; expected recurrent or attention"
+            )
         return [words[blocks[i % len(blocks)]] for i in range(num_layers)]
     pattern = fields.raw("sliding_window_pattern")
     if isinstance(pattern, str):
@@ -164,7 +181,8 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
         offset = 0 if offset is None else offset
         if offset >= period:
             raise fields.fail(
-                "attn_layer_offset", f"given {offset}; expected less than attn_layer_period {period}"
+                "attn_layer_offset",
+                f"given {offset}; expected less than attn_layer_period {period}",
             )
         if fields.model_type == "zamba":
             named, shift = "full+", 3
@@ -184,8 +202,16 @@ def _has_window(fields: Fields) -> bool:
     return fields.declared("sliding_window") and fields.raw("sliding_window") is not None
 
 
+def _null(fields: Fields, key: str) -> bool:
+    """True where the file names the field and switches it off with null or 0."""
+    return fields.declared(key) and not fields.raw(key)
+
+
 def _gate(fields: Fields, kinds: list[str]) -> list[str]:
     """Take the windows away where the file switches them off; refuse a file that says both."""
+    if "chunked" in kinds and _null(fields, "attention_chunk_size"):
+        fields.note("attention_chunk_size is null, so the layers of the pattern attend in full")
+        return [kind.replace("chunked", "full") for kind in kinds]
     if not any(kind.startswith("sliding") for kind in kinds):
         return kinds
     if fields.flag("use_sliding_window") is False:
@@ -194,7 +220,7 @@ def _gate(fields: Fields, kinds: list[str]) -> list[str]:
             "given false, but the layer pattern names sliding layers; expected one or the other; "
             "correct the pattern or the switch",
         )
-    if fields.declared("sliding_window") and not fields.raw("sliding_window"):
+    if _null(fields, "sliding_window") and fields.model_type != "modernbert-decoder":
         fields.note("sliding_window is null, so the layers of the pattern attend in full")
         return [kind.replace("sliding", "full") for kind in kinds]
     return kinds

@@ -30,12 +30,12 @@ LETTERS = {"M": "recurrent", "E": "none", "-": "none", "*": "full"}
 
 #: Qwen's gate: no window unless use_sliding_window says so, and then from max_window_layers on.
 GATED = frozenset(
-    "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text qwen3 "
-    "qwen3_moe smollm3 deepseek_ocr2_encoder iquestcoder".split()
+    ["qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_moe", "smollm3", "deepseek_ocr2_encoder", "iquestcoder"]
 )
 #: Types whose code never reads sliding_window when no list of layer types stands beside it.
-NO_WINDOW = frozenset("cohere_compass_text laguna mellum step3p5 zaya minimax nemotron_h".split())
-ALL_RECURRENT = frozenset("mamba mamba2 falcon_mamba rwkv xlstm granitemoehybrid".split())
+NO_WINDOW = frozenset(["cohere_compass_text", "laguna", "mellum", "step3p5", "zaya", "minimax", "nemotron_h"])
+NEEDS_A_LIST = frozenset(("nemotron_h",))
+ALL_RECURRENT = frozenset(["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "granitemoehybrid"])
 
 
 def every_nth_full(n: int, other: str = "sliding", first: int | None = None) -> Callable:
@@ -59,6 +59,10 @@ def _from_the_end(i: int, num_layers: int) -> str:
 def _zamba(i: int, num_layers: int) -> str:
     attends = i == 2 or (i > 2 and (i - 3) % 6 == 4)
     return "full+" if attends else "recurrent"
+
+
+#: Zamba-2's shared attention blocks sit before these of its 54 Mamba layers.
+ZAMBA2_ATTENDS = frozenset((*range(6, 43, 6), 47, 51))
 
 
 def _lara(i: int, num_layers: int) -> str:
@@ -87,6 +91,7 @@ IMPLIED: dict[str, Callable[[int, int], str]] = {
     "gemma3n_text": every_nth_full(5),
     "gemma4_text": _last_too(every_nth_full(6)),
     "gemma4_unified_text": _last_too(every_nth_full(6)),
+    "diffusion_gemma_text": _last_too(every_nth_full(6)),
     "t5gemma2_decoder": every_nth_full(6),
     "cohere2": every_nth_full(4),
     "cohere2_moe": every_nth_full(4),
@@ -123,6 +128,7 @@ IMPLIED: dict[str, Callable[[int, int], str]] = {
     "recurrent_gemma": lambda i, n: "sliding" if i % 3 == 2 else "recurrent",
     "bamba": lambda i, n: "recurrent",
     "zamba": _zamba,
+    "zamba2": lambda i, n: "full+" if i in ZAMBA2_ATTENDS else "recurrent",
     "falcon_h1": lambda i, n: "full+",
     "zaya": lambda i, n: "full+",
 }

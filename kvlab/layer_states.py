@@ -67,7 +67,9 @@ def _head_of(f: Fields, inner: int, heads: int) -> int:
     if given is not None and given != "auto":
         return f.check_count("mamba_d_head", given)
     if inner % heads:
-        raise f.fail("mamba_n_heads", f"given {heads}; expected a divisor of the inner width {inner}")
+        raise f.fail(
+            "mamba_n_heads", f"given {heads}; expected a divisor of the inner width {inner}"
+        )
     return inner // heads
 
 

@@ -102,7 +102,9 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
             multi_query = None
         elif multi_query:
             if stated not in (None, 1):
-                fields.note(f"multi_query: one KV head, whatever num_kv_heads ({show(stated)}) says")
+                fields.note(
+                    f"multi_query: one KV head, whatever num_kv_heads ({show(stated)}) says"
+                )
             return 1
         else:
             return _all_heads(fields, heads, "multi_query is false")
@@ -159,7 +161,9 @@ def per_layer_widths(fields: Fields, base: Widths, kinds: list[str]) -> list[Wid
     for i, kind in enumerate(kinds):
         if kind.startswith("sliding"):
             widths[i] = _renamed(fields, base, "swa_{}")
-            if fields.model_type == "mimo_v2_flash" and not fields.declared("swa_num_key_value_heads"):
+            if fields.model_type == "mimo_v2_flash" and not fields.declared(
+                "swa_num_key_value_heads"
+            ):
                 widths[i] = replace(base, kv_heads=2 * base.kv_heads)
                 fields.note("mimo_v2_flash: sliding layers have twice the KV heads")
         elif kind.startswith("full") and "global_head_dim" in GLOBAL.get(fields.model_type, ()):
@@ -168,12 +172,16 @@ def per_layer_widths(fields: Fields, base: Widths, kinds: list[str]) -> list[Wid
     if isinstance(stated, list | tuple):
         counts = fields.items("num_key_value_heads", len(kinds))
         for i, count in enumerate(counts):
-            widths[i] = replace(widths[i], kv_heads=fields.check_count("num_key_value_heads", count))
+            widths[i] = replace(
+                widths[i], kv_heads=fields.check_count("num_key_value_heads", count)
+            )
     _overrides(fields, widths)
     return _blocks(fields, base, widths)
 
 
-GLOBAL = dict.fromkeys(("gemma4_text", "gemma4_unified_text"), ("global_head_dim",))
+GLOBAL = dict.fromkeys(
+    ("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), ("global_head_dim",)
+)
 
 
 def _global(fields: Fields, base: Widths) -> Widths:
@@ -202,16 +210,19 @@ def _renamed(fields: Fields, base: Widths, pattern: str) -> Widths:
         heads=fields.count(pattern.format("num_attention_heads")) or base.heads,
         kv_heads=kv_heads or base.kv_heads,
         head_dim=head_dim or base.head_dim,
-        value_dim=value or (head_dim if head_dim and base.value_dim == base.head_dim else base.value_dim),
+        value_dim=value
+        or (head_dim if head_dim and base.value_dim == base.head_dim else base.value_dim),
     )
 
 
 def _sliding_latent(fields: Fields, base: Widths) -> Widths:
     rank, rope, nope, value = base.latent
     names = ("swa_kv_lora_rank", "swa_qk_rope_head_dim", "swa_qk_nope_head_dim", "swa_v_head_dim")
-    found = [fields.count(name) for name in names]
+    found = [fields.default_count(name) for name in names]
     latent = tuple(new or old for new, old in zip(found, (rank, rope, nope, value), strict=True))
-    return replace(base, heads=fields.count("swa_num_attention_heads") or base.heads, latent=latent)
+    return replace(
+        base, heads=fields.default_count("swa_num_attention_heads") or base.heads, latent=latent
+    )
 
 
 def _overrides(fields: Fields, widths: list[Widths]) -> None:
@@ -225,7 +236,9 @@ def _overrides(fields: Fields, widths: list[Widths]) -> None:
         found = {k: fields.check_count(f"{name}.{k}", changes.get(k)) for k in WIDTH_KEYS}
         old = widths[i]
         head_dim = found["head_dim"] or old.head_dim
-        value = found["v_head_dim"] or (head_dim if old.value_dim == old.head_dim else old.value_dim)
+        value = found["v_head_dim"] or (
+            head_dim if old.value_dim == old.head_dim else old.value_dim
+        )
         widths[i] = replace(
             old,
             heads=found["num_attention_heads"] or old.heads,
@@ -249,13 +262,17 @@ def _blocks(fields: Fields, base: Widths, widths: list[Widths]) -> list[Widths]:
     for i, block in enumerate(blocks):
         attention = block.get("attention") if isinstance(block, Mapping) else None
         if not isinstance(attention, Mapping):
-            raise fields.fail(f"block_configs.{i}", f"given {show(block)}; expected an attention block")
+            raise fields.fail(
+                f"block_configs.{i}", f"given {show(block)}; expected an attention block"
+            )
         if attention.get("no_op") is True or attention.get("replace_with_linear") is True:
             result.append(replace(base, kv_heads=0))
             continue
         name = f"block_configs.{i}.attention.n_heads_in_group"
         share = fields.check_count(name, attention.get("n_heads_in_group"))
         if share is None or base.heads is None or base.heads % share:
-            raise fields.fail(name, f"given {show(share)}; expected a divisor of {base.heads} heads")
+            raise fields.fail(
+                name, f"given {show(share)}; expected a divisor of {base.heads} heads"
+            )
         result.append(replace(base, kv_heads=base.heads // share))
     return result

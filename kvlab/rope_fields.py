@@ -14,14 +14,13 @@ from kvlab.specs import RopeSpec
 
 #: Model types that rotate nothing: learned or absolute positions, ALiBi, or no positions at all.
 UNROTATED = frozenset(
-    "gpt2 gpt-sw3 openai-gpt opt bloom mpt gpt_bigcode gpt_neo xglm biogpt ctrl cpmant jamba zamba "
-    "mamba mamba2 falcon_mamba rwkv xlstm nemotron_h trocr blip_text_model".split()
+    ["gpt2", "gpt-sw3", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo", "xglm", "biogpt", "ctrl", "cpmant", "jamba", "zamba", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "nemotron_h", "trocr", "blip_text_model"]
 )
 #: Share of each head that is rotated where the file does not say (transformers 5.24).
 PARTIAL = {
-    **dict.fromkeys("phi nemotron persimmon glm glm4 glm4_moe bamba recurrent_gemma".split(), 0.5),
+    **dict.fromkeys(["phi", "nemotron", "persimmon", "glm", "glm4", "glm4_moe", "bamba", "recurrent_gemma"], 0.5),
     **dict.fromkeys(
-        "qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text gpt_neox stablelm".split(), 0.25
+        ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "gpt_neox", "stablelm"], 0.25
     ),
 }
 LAYER_NAMES = ("full_attention", "sliding_attention", "hybrid", "hybrid_sliding", "main")
@@ -64,7 +63,11 @@ def rope_specs(
         fields.note(f"rope_theta is not in the file; {theta:,.0f} is assumed")
     rope = _one(fields, main, theta, head_dim, rope_dim)
     local_theta = _inner_theta(fields, local) if local else top_local
-    if local_theta is None and first_sliding is not None and "rope_local_base_freq" in fields.defaults:
+    if (
+        local_theta is None
+        and first_sliding is not None
+        and "rope_local_base_freq" in fields.defaults
+    ):
         local_theta = float(fields.defaults["rope_local_base_freq"])
         fields.note(f"rope_local_base_freq is not in the file; {local_theta:,.0f} is assumed")
     if local_theta is None:
@@ -78,7 +81,11 @@ def _top_theta(fields: Fields, first_sliding: int | None) -> tuple[float | None,
     for key in ("rope_theta", "rotary_emb_base", "global_rope_theta"):
         value = fields.data.get(key)
         if isinstance(value, list | tuple) and value:  # one base a layer
-            local = value[first_sliding] if first_sliding is not None and first_sliding < len(value) else None
+            local = (
+                value[first_sliding]
+                if first_sliding is not None and first_sliding < len(value)
+                else None
+            )
             main = next((v for v in value if v != local), value[0])
             return fields.number(key, main), fields.number(key, local)
         if value is not None:
@@ -104,7 +111,11 @@ def _one(
     fields: Fields, block: Mapping, theta: float, head_dim: int, rope_dim: int | None
 ) -> RopeSpec:
     kinds = {block[k] for k in ("rope_type", "type") if isinstance(block.get(k), str)}
-    bad = [block[k] for k in ("rope_type", "type") if block.get(k) is not None and not isinstance(block[k], str)]
+    bad = [
+        block[k]
+        for k in ("rope_type", "type")
+        if block.get(k) is not None and not isinstance(block[k], str)
+    ]
     if bad or len({OLD_NAMES.get(k, k) for k in kinds}) > 1:
         raise fields.fail(
             "rope_type", f"given {show(bad[0] if bad else sorted(kinds))}; expected one rule's name"
@@ -132,8 +143,12 @@ def _one(
 def _setting(fields: Fields, key: str, value: object) -> object:
     """A scaling rule's own setting: a number, a switch, a name, or a flat list of numbers."""
     if isinstance(value, list | tuple):
-        return tuple(_setting(fields, key, v) if not isinstance(v, list | tuple | dict) else
-                     _refuse(fields, key, value) for v in value)
+        return tuple(
+            _setting(fields, key, v)
+            if not isinstance(v, list | tuple | dict)
+            else _refuse(fields, key, value)
+            for v in value
+        )
     if isinstance(value, bool | str):
         return value
     if isinstance(value, int | float) and abs(value) < 1e30:
@@ -167,7 +182,9 @@ def _rotary_dim(
             if share != 1.0:
                 fields.note(f"partial_rotary_factor is not in the file; {share} is assumed")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise fields.fail("partial_rotary_factor", f"given {show(share)}; expected a share in (0, 1]")
+        raise fields.fail(
+            "partial_rotary_factor", f"given {show(share)}; expected a share in (0, 1]"
+        )
     if rule == "proportional":
         return head_dim
     # The small allowance keeps 0.1 * 80 from becoming 7.999... and losing a pair.

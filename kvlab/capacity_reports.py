@@ -1,0 +1,133 @@
+"""What fits on a card: the pool, what a sequence needs of it, and what to change when it does not.
+
+`kvlab`'s capacity table and the planner on the page ask here. Sizes are bytes; both units, GiB and
+GB, appear only in sentences, side by side.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from kvlab import costs, kv_costs, units
+from kvlab.configs import hardware
+from kvlab.kv_formats import storage_format
+from kvlab.kv_reports import KvReportError, asked_model, count, stored_model, whole
+from kvlab.specs import ModelSpec
+
+
+def capacity_report(
+    spec: ModelSpec,
+    memory_bytes: int,
+    weight_bytes: int,
+    utilisation: str | float = "0.9",
+    tokens: int = 8_192,
+    sequences: int = 1,
+    kv_dtype: str = "bf16",
+    tp: int = 1,
+    block_size: int = 16,
+    reserve_bytes: int = 0,
+) -> dict:
+    """Does it fit, on each of tp cards? What is left for the cache, and what would have to change.
+
+    memory_bytes and weight_bytes are of one card and of the whole model; a rank holds 1 / tp of
+    the weights. Everything is bytes; units appear only in the sentences.
+    """
+    count("memory_bytes", memory_bytes)
+    count("weight_bytes", weight_bytes, 0)
+    count("reserve_bytes", reserve_bytes, 0)
+    count("tokens", tokens)
+    count("sequences", sequences)
+    count("block_size", block_size, 1, 2**20)
+    share = _share(utilisation)
+    stored, storage = stored_model(spec, kv_dtype, tp, "latent", False)
+    width = storage.bytes_per_element
+    per_card_weights = -(-weight_bytes // tp)
+    pool = kv_costs.pool_bytes(memory_bytes, share, per_card_weights, reserve_bytes)
+    each = kv_costs.sequence_bytes(stored, tokens, width)
+    needed = sequences * each
+    rate = kv_costs.growing_bytes_per_token(stored, width)
+    uniform = bool(rate) and all(
+        layer.window is None and not layer.state for _, layer in stored.layer_groups
+    )
+    blocks = kv_costs.num_blocks(pool, rate, block_size) if uniform and pool > 0 else None
+    report = {
+        "model": spec.name,
+        "fits": pool >= needed,
+        "weights_fit": pool >= 0,
+        "pool_bytes": pool,
+        "needed_bytes": needed,
+        "bytes_per_sequence": each,
+        "weight_bytes_per_card": per_card_weights,
+        "usable_bytes": int(memory_bytes * share),
+        "sequences_that_fit": kv_costs.sequences_that_fit(stored, pool, tokens, width)
+        if pool > 0 and each
+        else 0,
+        "longest_context": kv_costs.longest_context(stored, pool, sequences, width)
+        if pool > 0
+        else 0,
+        "num_blocks": blocks,
+        "pool_tokens": None if blocks is None else kv_costs.pool_tokens(blocks, block_size),
+        "kv_bytes_per_token_growing": rate,
+        "fits_ignoring_utilisation": memory_bytes - per_card_weights - reserve_bytes >= needed,
+        "notes": list(spec.notes),
+    }
+    report["advice"] = _advice(spec, report, sequences, tokens, kv_dtype, tp, share)
+    return {key: whole(value) for key, value in report.items()}
+
+
+def _share(utilisation: str | float) -> Fraction:
+    try:
+        share = Fraction(str(utilisation))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(0)
+    if isinstance(utilisation, bool) or not 0 < share <= 1:
+        raise KvReportError(f"utilisation: given {utilisation!r}; expected a share such as 0.9")
+    return share
+
+
+def _advice(spec: ModelSpec, report: dict, sequences: int, tokens: int, kv_dtype: str, tp: int,
+            share: Fraction) -> list[str]:  # fmt: skip
+    """What to change, in the order of least regret. Empty where it fits."""
+    if report["fits"]:
+        return []
+    advice = []
+    if not report["weights_fit"]:
+        advice.append(
+            f"the weights alone ({units.both_bytes(report['weight_bytes_per_card'])} a card) are "
+            f"more than {float(share):.0%} of the card: use more cards or smaller weights"
+        )
+    else:
+        if report["sequences_that_fit"]:
+            advice.append(f"run {report['sequences_that_fit']:,} sequences at a time")
+        if report["longest_context"]:
+            advice.append(f"cut each sequence to {report['longest_context']:,} tokens")
+        if storage_format(kv_dtype).bytes_per_element > 1:
+            advice.append("store K and V in 8 bits (fp8), which halves them")
+    heads = spec.num_heads or 0
+    latent = all(layer.kind == "latent" for layer in spec.layers)
+    if heads and heads % (2 * tp) == 0 and not latent:
+        advice.append(f"split over {2 * tp} cards: each holds half of the weights")
+    if report["fits_ignoring_utilisation"]:
+        advice.append(
+            "it would fit the whole card, but an engine keeps a share back for activations and "
+            "graphs; that share is what decides here"
+        )
+    return advice
+
+
+def ask_capacity(
+    model: str | None = None, config: str | None = None, card: str | None = None, **settings: object
+) -> dict:
+    """`capacity_report` of a preset or a pasted config, on a named card or a number of bytes."""
+    spec = asked_model(model, config)
+    if card is not None:
+        device = hardware(card)
+        settings.setdefault("memory_bytes", device.driver_memory_bytes or device.memory_bytes)
+    if settings.get("weight_bytes") is None:
+        settings["weight_bytes"] = weight_bytes_of(spec)
+    return capacity_report(spec, **settings)
+
+
+def weight_bytes_of(spec: ModelSpec) -> int:
+    """The model's weights in 2 bytes each, where they can be counted from its shape."""
+    return costs.weight_bytes(costs.resident_params(spec))
