@@ -6,6 +6,8 @@ Nothing here computes. `say` puts numbers into prose, so that no result is ever 
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -15,6 +17,7 @@ from IPython.display import HTML, Markdown, display
 
 from kvlab.errors import KvlabError
 
+PLOTLY = "application/vnd.plotly.v1+json"
 #: The same thing has the same colour everywhere (Okabe and Ito); widgets/shared.css agrees.
 COLOURS = {
     "q": "#0072B2",
@@ -92,11 +95,18 @@ def figure(
 
 
 def show_figure(drawing: go.Figure) -> None:
-    """Show a hand-made plotly figure; its layout must carry meta={"alt": ...}."""
+    """Show a hand-made plotly figure; its layout must carry meta={"alt": ...}.
+
+    Colab wants plotly's own HTML; everything else gets the figure's data, and its words where
+    figures cannot be drawn.
+    """
     if not (drawing.layout.meta or {}).get("alt"):
         raise FigureError('give the figure layout.meta = {"alt": "one sentence"} first')
-    bundle = drawing._repr_mimebundle_() or {}
-    display({**bundle, "text/plain": drawing.layout.meta["alt"]}, raw=True)
+    if "google.colab" in sys.modules:
+        drawing.show()
+        return
+    content = {PLOTLY: json.loads(drawing.to_json()), "text/plain": drawing.layout.meta["alt"]}
+    display(content, raw=True)
 
 
 def _trace(kind: str, name: str, xs: list, ys: list, number: int, colour: str):

@@ -99,6 +99,17 @@ def fill_blocks(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = "\n".join(lines)
 
 
+def local_scripts(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
+    """Leave out the theme's live-code helper: it would load its kernel from another address."""
+    for kind in ("script_files", "css_files"):
+        context[kind] = [
+            file
+            for file in context.get(kind, [])
+            if "thebe" not in str(getattr(file, "filename", file)).lower()
+            and "THEBE" not in str(getattr(file, "attributes", {}).get("body", ""))
+        ]
+
+
 def drop_unused(app: Sphinx, error: Exception | None) -> None:
     """Empty the scripts that no page needs and remove source maps."""
     if error is not None or app.builder.format != "html":
@@ -116,5 +127,6 @@ def setup(app: Sphinx) -> dict:
     app.add_transform(LocalImages)
     app.connect("config-inited", prepare)
     app.connect("source-read", fill_blocks)
+    app.connect("html-page-context", local_scripts, priority=900)
     app.connect("build-finished", drop_unused)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

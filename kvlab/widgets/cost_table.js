@@ -51,8 +51,8 @@ function panel(title, { p, n, t, kept }) {
   }
   picture.append(svg("text", { x: 0, y: height + 14 }, "step 1"),
     svg("text", { x: width, y: height + 14, "text-anchor": "end" }, `step ${format.integer(n)}`));
-  return h("figure", { class: "kvlab-wide", style: "margin: 0; max-width: 26rem" },
-    h("figcaption", { style: "font-size: 0.88em" }, title), picture);
+  return h("figure", { class: "kvlab-wide", style: "max-width: 26rem" },
+    h("figcaption", {}, title), picture);
 }
 
 function render({ model, el }) {

@@ -67,7 +67,7 @@ function rangeControl({ label, min, max, step = 1, value, format = String, onInp
   const output = h("output", {});
   const paint = () => {
     const text = format(Number(input.value));
-    output.textContent = ` ${text}`;
+    output.textContent = text;
     input.setAttribute("aria-valuetext", text);
   };
   const control = {
