@@ -177,7 +177,7 @@ _quiet: dict[tuple, Drift] = {}  # runs with nothing switched on: they always co
 def drift(
     model: Decoder | None = None,
     prompt_len: int = 48,
-    num_steps: int = 32,
+    num_steps: int = 16,
     *,
     chunk_size: int | None = None,
     slack: int = 0,
