@@ -25,6 +25,7 @@ from kvlab.engine_inputs import check_tokens, one_for_each
 from kvlab.engine_outputs import RequestOutput
 from kvlab.engine_runner import ModelRunner
 from kvlab.model import Decoder
+from kvlab.paged_attention import PagedAttention
 from kvlab.policy import SchedulerConfig
 from kvlab.request import Request
 from kvlab.sampling import Sampler, SamplingParams
@@ -52,6 +53,7 @@ class Engine:
     block_size       tokens per block
     eos_token_id     ends a request, beside its own stop tokens; None: nothing does
     proposer         guesses drafts from the text; None: one token a step
+    attention        paged attention to decode with: choose_backend().attention, torch by default
     keep_trace       keep a record of every step in .trace (plain values, see kvlab.trace)
     clock            seconds, for the times in RequestOutput
     settings         fields of SchedulerConfig: max_num_batched_tokens=..., admission=..., ...
@@ -67,6 +69,7 @@ class Engine:
         full_hit: str = "block",
         eos_token_id: int | None = None,
         proposer: NgramProposer | None = None,
+        attention: type[PagedAttention] = PagedAttention,
         keep_trace: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         **settings,
@@ -78,7 +81,7 @@ class Engine:
             BlockPool(num_blocks, block_size), prefix_caching=prefix_caching, full_hit=full_hit
         )
         self.scheduler = Scheduler(manager, SchedulerConfig(**settings))
-        self.runner = ModelRunner(model, num_blocks, block_size)
+        self.runner = ModelRunner(model, num_blocks, block_size, attention)
         self.sampler = Sampler()
         self.trace: list[dict] | None = [] if keep_trace else None
         self._live: dict[str, RequestOutput] = {}

@@ -20,10 +20,17 @@ class ModelRunner:
     """One model and its pool of K and V.
 
     num_blocks   blocks of the pool, the null block included
+    attention    which paged attention to run: see kvlab.backends
     """
 
-    def __init__(self, model: Decoder, num_blocks: int, block_size: int) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        attention: type[PagedAttention] = PagedAttention,
+    ) -> None:
+        self.model, self.attention = model, attention
         self.cache = PagedKVCache(model.spec, num_blocks, block_size, model.dtype, model.device)
 
     def run(self, batch: Batch, block_copies: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
@@ -34,7 +41,7 @@ class ModelRunner:
         for src, dst in block_copies:
             self.cache.copy_block(src, dst)
         device = self.model.device
-        attend = PagedAttention(
+        attend = self.attention(
             self.model.spec,
             self.cache,
             slot_mapping=_tensor(batch.slot_mapping, device),

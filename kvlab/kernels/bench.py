@@ -86,7 +86,7 @@ def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[
         for shape in (
             Shape(3, 77, 5, 7, 1, 80),
             Shape(2, 130, 16, 9, 3, 64),
-            Shape(2, 300, 16),
+            Shape(2, 200, 16, 8, 2),
             Shape(2, 40, 1, 4, 4, 20),
         ):
             for num_splits, window in ((1, None), (4, None), (3, 33)):
