@@ -220,10 +220,7 @@ def sheet_markdown() -> str:
     for title, formulas in SECTIONS.items():
         parts.append(f"## {title}\n")
         for f in formulas:
-            name = f.name.replace("_", r"\_")
-            parts.append(
-                f"**`{f.name}`**  \n{f.description}\n\n$$\n\\texttt{{{name}}} = {f.latex()}\n$$\n"
-            )
+            parts.append(f"**`{f.name}`**  \n{f.description}\n\n$$\n{f.latex()}\n$$\n")
     return "\n".join(parts)
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from html import escape
@@ -18,10 +19,13 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
 from kvlab import booktext
-from kvlab.pagefiles import page_script
+from kvlab.pagefiles import PACKAGE, page_script
+from kvlab.specs import DATA_DIR
 from kvlab.widgets.base import shared_css
 
 PLOTLY = "application/vnd.plotly.v1+json"
+#: Files of kvlab and data/ that a page may depend on.
+WATCHED = (".py", ".js", ".css", ".json", ".txt", ".log")
 #: Icons come as a font with the theme's style sheet; its 1.5 MB script draws them once more.
 UNUSED = ("scripts/fontawesome.js",)
 
@@ -87,6 +91,16 @@ def prepare(app: Sphinx, config) -> None:
     config.html_static_path = [*config.html_static_path, str(folder)]
 
 
+def outdated(app: Sphinx, env, added: set, changed: set, removed: set) -> list[str]:
+    """Every page again when kvlab or data/ changed: Sphinx looks at the page's own file only."""
+    digest = hashlib.sha256()
+    for folder in (PACKAGE, DATA_DIR):
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in WATCHED):
+            digest.update(path.read_bytes())
+    last, env.kvlab_digest = getattr(env, "kvlab_digest", ""), digest.hexdigest()
+    return [] if last == env.kvlab_digest else sorted(env.found_docs)
+
+
 def fill_blocks(app: Sphinx, docname: str, source: list[str]) -> None:
     """Put a block's Markdown into the page's source, so that its headings are the page's own."""
     if not docname.startswith("book/"):
@@ -126,6 +140,7 @@ def setup(app: Sphinx) -> dict:
     """Called by Sphinx."""
     app.add_transform(LocalImages)
     app.connect("config-inited", prepare)
+    app.connect("env-get-outdated", outdated)
     app.connect("source-read", fill_blocks)
     app.connect("html-page-context", local_scripts, priority=900)
     app.connect("build-finished", drop_unused)
