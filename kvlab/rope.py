@@ -82,17 +82,19 @@ def apply_rope(
     """
     half = cos.shape[-1]
     assert x.shape[-1] >= 2 * half, f"head_dim {x.shape[-1]} is below the {2 * half} rotated dims"
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    if interleaved:
-        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-        pair = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        rotated = pair.flatten(-2)
-    else:
-        first, second = x[..., :half], x[..., half : 2 * half]
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    turned = x if 2 * half == x.shape[-1] else x[..., : 2 * half]
+    # The two numbers of a pair along one axis: [..., half, 2] or [..., 2, half].
+    sizes, pair = ((half, 2), -1) if interleaved else ((2, half), -2)
+    turned = turned.to(torch.promote_types(x.dtype, cos.dtype)).unflatten(-1, sizes)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # one row for all heads
+    # first * cos - second * sin and second * cos + first * sin, in three operator calls.
+    rotated = turned * cos.unsqueeze(pair)
+    rotated.select(pair, 0).addcmul_(turned.select(pair, 1), sin, value=-1)
+    rotated.select(pair, 1).addcmul_(turned.select(pair, 0), sin)
+    rotated = rotated.flatten(-2).to(x.dtype)
     if 2 * half == x.shape[-1]:
-        return rotated.to(x.dtype)
-    return torch.cat((rotated.to(x.dtype), x[..., 2 * half :]), dim=-1)
+        return rotated
+    return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
 
 
 def interleave_permutation(rotary_dim: int) -> torch.Tensor:
