@@ -1,0 +1,171 @@
+"""Decoding over a paged cache: the loop of chapter 5, before there is a scheduler.
+
+    decoder = PagedDecoder(model, num_blocks=64, block_size=16)
+    decoder.generate(prompt_ids, 32)
+
+One forward is: make room (BlockManager.grow), do the block copies it asks for, write K and V by
+slot, read them by block table, and only then count the tokens as computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+
+import torch
+
+from kvlab.block_tables import BlockManager
+from kvlab.blocks import NULL_BLOCK, BlockPool
+from kvlab.generate import Step, max_outputs
+from kvlab.model import Decoder
+from kvlab.paged_attention import PagedAttention
+from kvlab.paged_cache import PagedKVCache
+from kvlab.sequence import Sequence
+
+__all__ = ["PagedDecoder", "paged_generate"]
+
+
+class PagedDecoder:
+    """A model with a paged cache and the tables over it.
+
+    num_blocks   blocks of the pool, the null block included
+    options      of BlockManager: prefix_caching, full_hit, sliding_window
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        layout: str = "NHD",
+        **options,
+    ) -> None:
+        self.model = model
+        self.manager = BlockManager(BlockPool(num_blocks, block_size), **options)
+        self.cache = PagedKVCache(
+            model.spec, num_blocks, block_size, model.dtype, model.device, layout
+        )
+        self.num_requests = 0
+        self.num_forwards = 0
+        self.num_tokens_computed = 0
+
+    def sequence(self, prompt_ids: Seq[int], **fields) -> Sequence:
+        """A new request, with a name of its own. Its prefix is looked up at the first forward."""
+        self.num_requests += 1
+        return Sequence(f"request {self.num_requests}", list(prompt_ids), **fields)
+
+    @torch.inference_mode()
+    def forward(self, work: Seq[tuple[Sequence, int]], *, all_rows: bool = False) -> torch.Tensor:
+        """Compute the next tokens of some sequences in one ragged batch.
+
+        work       (sequence, number of its tokens to compute)
+        all_rows   logits of every row, [tokens, vocab], instead of one row per sequence
+
+        A sequence that has not started is started here, so its count is of the tokens after the
+        prefix hit. Raises OutOfBlocks before anything of the failing sequence is touched.
+        """
+        device = self.model.device
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        counts: list[int] = []
+        for seq, num_new in work:
+            started = seq.request_id in self.manager.sequences
+            room = self.manager.grow if started else self.manager.start
+            self.cache.copy_blocks(room(seq, num_new))
+            start = seq.num_computed_tokens
+            tokens += seq.token_ids[start : start + num_new]
+            positions += range(start, start + num_new)
+            slots += self.manager.slot_mapping(seq, start, start + num_new)
+            counts.append(num_new)
+        ends = [0, *accumulate(counts)]
+        width = max(len(seq.block_table) for seq, _ in work)
+        tables = [[*seq.block_table, *[NULL_BLOCK] * width][:width] for seq, _ in work]
+        attend = PagedAttention(
+            self.model.spec,
+            self.cache,
+            slot_mapping=torch.tensor(slots, device=device),
+            block_tables=torch.tensor(tables, device=device),
+            seq_lens=torch.tensor([s.num_computed_tokens + n for s, n in work], device=device),
+            query_start_loc=torch.tensor(ends, device=device),
+        )
+        last_rows = torch.tensor(ends[1:], device=device) - 1
+        logits = self.model.forward(
+            torch.tensor(tokens, device=device),
+            torch.tensor(positions, device=device),
+            attend,
+            rows=None if all_rows else last_rows,
+        )
+        for seq, num_new in work:
+            self.manager.mark_computed(seq, num_new)
+        self.num_forwards += 1
+        self.num_tokens_computed += ends[-1]
+        return logits
+
+    def prefill(self, seq: Sequence, chunk_size: int | None = None) -> torch.Tensor:
+        """Compute all known tokens of seq but those in the prefix cache; the last row's logits.
+
+        chunk_size   tokens per forward; all at once by default
+        """
+        cached = self.manager.match_prefix(seq).num_tokens or seq.num_computed_tokens
+        while True:
+            num_new = min(chunk_size or seq.num_tokens, seq.num_tokens - cached)
+            logits = self.forward([(seq, num_new)])[-1]
+            cached = seq.num_computed_tokens
+            if cached == seq.num_tokens:
+                return logits
+
+    def generate(
+        self,
+        prompt_ids: Seq[int],
+        max_new_tokens: int,
+        *,
+        eos: int | Collection[int] | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        chunk_size: int | None = None,
+        **fields,
+    ) -> list[int]:
+        """Greedy decoding of one request, as generate.cached_generate. Releases its blocks.
+
+        fields   of Sequence: adapter, cache_salt, prompt_logprobs ...
+        """
+        limit = self.model.spec.max_position_embeddings
+        budget = max_outputs(limit, len(prompt_ids), max_new_tokens)
+        stops = {eos} if isinstance(eos, int) else set(eos or ())
+        seq = self.sequence(prompt_ids, **fields)
+        if budget < 1:
+            return []
+        try:
+            logits = self.prefill(seq, chunk_size)
+            while True:
+                seq.append(int(logits.argmax(-1)))
+                if on_step:
+                    known = seq.num_computed_tokens
+                    fed = torch.tensor([[known - 1]])
+                    t = seq.num_output_tokens - 1
+                    on_step(Step(t, known, fed, logits, 1, seq.last_token_id))
+                if seq.last_token_id in stops or seq.num_output_tokens == budget:
+                    return seq.output_token_ids
+                logits = self.forward([(seq, 1)])[-1]
+        finally:
+            self.manager.release(seq)
+
+
+def paged_generate(
+    model: Decoder,
+    prompt_ids: Seq[int],
+    max_new_tokens: int,
+    *,
+    block_size: int = 16,
+    eos: int | Collection[int] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    chunk_size: int | None = None,
+) -> list[int]:
+    """Greedy decoding of one prompt over a pool that is just large enough."""
+    num_tokens = len(prompt_ids) + max_new_tokens
+    decoder = PagedDecoder(model, 2 + -(-num_tokens // block_size), block_size)
+    return decoder.generate(
+        prompt_ids, max_new_tokens, eos=eos, on_step=on_step, chunk_size=chunk_size
+    )
