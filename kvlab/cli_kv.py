@@ -11,9 +11,10 @@ from kvlab.kv_formats import FORMATS
 
 def print_kv(report: dict) -> None:
     """The report for people."""
-    per_rank = f" on each of {report['tensor_parallel']} ranks" * (report["tensor_parallel"] > 1)
+    ranks, latent = report["tensor_parallel"], "latent" in " ".join(report["layer_runs"])
+    how = f" on each of {ranks} ranks" * (ranks > 1) + f", {report['layout']} layout" * latent
     print(
-        f"{report['model']}: KV cache in {report['kv_dtype']}, {report['layout']} layout{per_rank}\n"
+        f"{report['model']}: KV cache in {report['kv_dtype']}{how}\n"
         f"layers                   {', '.join(report['layer_runs'][:8])}"
         f"{', ...' if len(report['layer_runs']) > 8 else ''}"
     )

@@ -43,16 +43,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layer_types": ("layers_block_type",),
     "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
 }
+KOSMOS = {
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "attention_heads",
+    "hidden_size": "embed_dim",
+}
 #: Old names of single model types, too general to try elsewhere.
 EXTRA_ALIASES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(
-        ("kosmos_2_text_model", "kosmos_2_5_text_model"),
-        {
-            "num_hidden_layers": "layers",
-            "num_attention_heads": "attention_heads",
-            "hidden_size": "embed_dim",
-        },
-    ),
+    "kosmos_2_text_model": KOSMOS,
+    "kosmos_2_5_text_model": KOSMOS,
     "xglm": {"num_attention_heads": "attention_heads"},
     "trocr": {
         "num_hidden_layers": "decoder_layers",
@@ -70,6 +69,11 @@ NOT_ALIASES = {
 }
 #: Sub-dictionaries in which some families keep their attention fields.
 ATTENTION_BLOCKS = ("attn_config", "attention_config", "linear_attn_config")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The names in a line of text: long lists of model types stay readable that way."""
+    return tuple(text.split())
 
 
 class ConfigError(KvlabError):

@@ -34,7 +34,7 @@ WRAPPERS = (
 
 @functools.cache
 def model_types() -> dict:
-    """What each model type means by an absent key ("defaults"), and the types compared ("known")."""
+    """What each type means by an absent key ("defaults"), and the types compared ("known")."""
     return json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
 
 

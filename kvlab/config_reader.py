@@ -14,29 +14,12 @@ from pathlib import Path
 
 from kvlab.config_fields import MOST_LAYERS, ConfigError, Fields, show
 from kvlab.config_files import language_model, load_config, model_types
+from kvlab.config_scope import refuse
+from kvlab.layer_overrides import per_layer_widths
 from kvlab.layer_patterns import layer_kinds
-from kvlab.layer_widths import base_widths, layer_spec, per_layer_widths
+from kvlab.layer_widths import base_widths, layer_spec
 from kvlab.rope_fields import rope_specs
 from kvlab.specs import LayerSpec, ModelSpec
-
-#: Types whose cache is not K and V rows of a decoder, and why.
-NOT_MODELLED = {
-    **dict.fromkeys(
-        ["albert", "bert", "bert-generation", "big_bird", "camembert", "deberta", "deberta-v2", "data2vec-text", "distilbert", "electra", "ernie", "megatron-bert", "modernbert", "mpnet", "nomic_bert", "rembert", "roberta", "roc_bert", "roformer", "roberta-prelayernorm", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod", "clip", "siglip", "vit"],
-        "an encoder keeps no KV cache",
-    ),
-    **dict.fromkeys(
-        ["bart", "blenderbot", "blenderbot-small", "bigbird_pegasus", "encoder-decoder", "fsmt", "florence2", "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet", "speech_to_text", "switch_transformers", "t5", "t5gemma", "t5gemma2", "udop", "umt5", "whisper", "musicgen", "musicgen_melody"],
-        "an encoder-decoder also keeps cross-attention K and V, sized by its other input",
-    ),
-    "deepseek_v4": "its layers keep compressed K and V on top of a window",
-    "dory": "its recurrent layers keep K and V once a loop",
-    "hrm_text": "its stacks run several times and keep K and V each time",
-    "inkling2_loop_text": "its core layers run several times and keep K and V each time",
-    "unlimited_ocr_text": "its layers keep the prompt in full and a window of what follows",
-    "reformer": "its layers keep hashed buckets instead of K and V",
-    "xlnet": "its layers keep memories instead of K and V",
-}
 
 
 def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelSpec:
@@ -50,7 +33,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     model_type = _model_type(config, where) or ("" if where else None) or ""
     defaults = model_types()["defaults"].get(model_type, {})
     fields = Fields(config, model_type, defaults, where)
-    _refuse(fields, top)
+    refuse(fields, top)
     if model_type and model_type not in model_types()["known"]:
         fields.note(
             f"model_type {model_type!r} is not one compared here; read by its ordinary keys"
@@ -118,25 +101,6 @@ def _name(top: Mapping) -> str | None:
         if isinstance(top.get(key), str) and top[key]:
             return top[key]
     return None
-
-
-def _refuse(fields: Fields, top: Mapping) -> None:
-    model_type = fields.model_type
-    reason = NOT_MODELLED.get(model_type)
-    if reason and not (fields.flag("is_decoder") and "encoder keeps no" in reason):
-        raise fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
-    for config in (top, fields.data):
-        if config.get("is_encoder_decoder") is True:
-            raise fields.fail(
-                "is_encoder_decoder",
-                "given true: cross-attention is not modelled; expected a decoder",
-            )
-    bidirectional = fields.data.get("use_bidirectional_attention")
-    if bidirectional == "all" or (bidirectional is True and model_type == "gemma3_text"):
-        raise fields.fail(
-            "use_bidirectional_attention",
-            f"given {show(bidirectional)}: a bidirectional model keeps no KV cache; expected a decoder",
-        )
 
 
 def _num_layers(fields: Fields) -> int:

@@ -123,7 +123,7 @@ def window_cap_bytes(spec: ModelSpec, bytes_per_element=2):
 
 
 def fixed_bytes_per_sequence(spec: ModelSpec, bytes_per_element=2):
-    """Recurrent state, there from the first token on. None where a config does not tell its size."""
+    """Recurrent state, there from the first token on. None where its size is not known."""
     states = [(count, state) for count, layer in spec.layer_groups for state in layer.state]
     if any(state.num_elements is None for _, state in states):
         return None

@@ -54,6 +54,10 @@ FORMATS: dict[str, StorageFormat] = {
         StorageFormat("nvfp4", 16, 9, "16 values of 4 bits and a 1-byte scale"),
         StorageFormat("q8_0", 32, 34, "llama.cpp: 32 values of 8 bits and a 2-byte scale"),
         StorageFormat("q4_0", 32, 18, "llama.cpp: 32 values of 4 bits and a 2-byte scale"),
+        StorageFormat("q4_1", 32, 20, "llama.cpp: as q4_0, and a 2-byte minimum"),
+        StorageFormat("q5_0", 32, 22, "llama.cpp: 32 values of 5 bits and a 2-byte scale"),
+        StorageFormat("q5_1", 32, 24, "llama.cpp: as q5_0, and a 2-byte minimum"),
+        StorageFormat("iq4_nl", 32, 18, "llama.cpp: 32 values of 4 bits and a 2-byte scale"),
     )
 }
 OTHER_NAMES = {

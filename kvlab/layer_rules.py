@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvlab.config_fields import words
+
 #: Every name that a list of layer types has been seen to use.
 WORDS = {
     "full": (
@@ -30,12 +32,15 @@ LETTERS = {"M": "recurrent", "E": "none", "-": "none", "*": "full"}
 
 #: Qwen's gate: no window unless use_sliding_window says so, and then from max_window_layers on.
 GATED = frozenset(
-    ["qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3", "qwen3_moe", "smollm3", "deepseek_ocr2_encoder", "iquestcoder"]
+    words(
+        "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text "
+        "qwen2_5_omni_text qwen3 qwen3_moe smollm3 deepseek_ocr2_encoder iquestcoder"
+    )
 )
 #: Types whose code never reads sliding_window when no list of layer types stands beside it.
-NO_WINDOW = frozenset(["cohere_compass_text", "laguna", "mellum", "step3p5", "zaya", "minimax", "nemotron_h"])
+NO_WINDOW = frozenset(words("cohere_compass_text laguna mellum step3p5 zaya minimax nemotron_h"))
 NEEDS_A_LIST = frozenset(("nemotron_h",))
-ALL_RECURRENT = frozenset(["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "granitemoehybrid"])
+ALL_RECURRENT = frozenset(words("mamba mamba2 falcon_mamba rwkv xlstm granitemoehybrid"))
 
 
 def every_nth_full(n: int, other: str = "sliding", first: int | None = None) -> Callable:

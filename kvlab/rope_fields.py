@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvlab.config_fields import Fields, show
+from kvlab.config_fields import Fields, show, words
 from kvlab.specs import RopeSpec
 
 #: Model types that rotate nothing: learned or absolute positions, ALiBi, or no positions at all.
 UNROTATED = frozenset(
-    ["gpt2", "gpt-sw3", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo", "xglm", "biogpt", "ctrl", "cpmant", "jamba", "zamba", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "nemotron_h", "trocr", "blip_text_model"]
+    words(
+        "gpt2 gpt-sw3 openai-gpt opt bloom mpt gpt_bigcode gpt_neo xglm biogpt ctrl "
+        "cpmant jamba zamba mamba mamba2 falcon_mamba rwkv xlstm nemotron_h trocr "
+        "blip_text_model"
+    )
 )
 #: Share of each head that is rotated where the file does not say (transformers 5.24).
 PARTIAL = {
-    **dict.fromkeys(["phi", "nemotron", "persimmon", "glm", "glm4", "glm4_moe", "bamba", "recurrent_gemma"], 0.5),
+    **dict.fromkeys(words("phi nemotron persimmon glm glm4 glm4_moe bamba recurrent_gemma"), 0.5),
     **dict.fromkeys(
-        ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "gpt_neox", "stablelm"], 0.25
+        words("qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text gpt_neox stablelm"), 0.25
     ),
 }
 LAYER_NAMES = ("full_attention", "sliding_attention", "hybrid", "hybrid_sliding", "main")

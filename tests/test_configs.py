@@ -1,0 +1,423 @@
+"""The config reader: the published models, the reported faults (CFG-..), and anything else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvlab import costs, kv_costs
+from kvlab.config_fields import ConfigError
+from kvlab.configs import find_model, model_names, preset, read_config
+from kvlab.kv_reports import kv_report
+
+VALUES = json.loads((Path(__file__).parent / "model_values.json").read_text())
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+}
+
+
+def growing(config) -> int:
+    return kv_costs.growing_bytes_per_token(read_config(config))
+
+
+def filling(config) -> int:
+    return costs.kv_bytes_per_token(read_config(config))
+
+
+def kinds(config) -> list[str]:
+    return [layer.kind for layer in read_config(config).layers]
+
+
+def refused(config) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        read_config(config)
+    assert str(caught.value).startswith(caught.value.field)
+    return caught.value
+
+
+@pytest.mark.parametrize("stem", sorted(VALUES))
+def test_published_models(stem):
+    """Every value of the table of 43 published models."""
+    facts, spec = VALUES[stem], preset(stem)
+    found = [layer.kind for layer in spec.layers]
+    assert (spec.num_layers, spec.hidden_size, spec.num_heads) == (
+        facts["num_hidden_layers"],
+        facts["hidden_size"],
+        facts["num_attention_heads"],
+    )
+    assert (spec.num_kv_heads, spec.head_dim) == (facts["num_key_value_heads"], facts["head_dim"])
+    assert spec.intermediate_size == facts["intermediate_size"]
+    assert spec.vocab_size == facts["vocab_size"]
+    assert spec.tie_word_embeddings == facts["tie_word_embeddings"]
+    assert found.count("full") + found.count("latent") == facts["layers_full"]
+    assert found.count("sliding") == facts["layers_sliding"]
+    assert found.count("none") + found.count("recurrent") == facts["layers_no_kv"]
+    assert found.count("shared") == facts["layers_kv_shared"]
+    report = kv_report(spec)
+    assert report["kv_bytes_per_token_growing"] == facts["kv_bytes_per_token_bf16_growing"]
+    assert report["kv_bytes_per_token_filling"] == facts["kv_bytes_per_token_bf16_first_tokens"]
+    assert report["kv_bytes_per_token_if_sized_from_query_heads"] == facts["naive_query_heads"]
+    cap = facts.get("kv_bytes_sliding_cap_per_sequence", 0)
+    assert report["window_cap_bytes_per_sequence"] == cap
+    if "fixed_state_bytes_per_sequence" in facts:
+        assert report["fixed_bytes_per_sequence"] == facts["fixed_state_bytes_per_sequence"]
+    if "kv_bytes_per_token_bf16_if_materialised" in facts:
+        expanded = facts["kv_bytes_per_token_bf16_if_materialised"]
+        assert report["kv_bytes_per_token_if_expanded"] == expanded
+
+
+@pytest.mark.parametrize("stem", model_names())
+def test_a_preset_is_found_by_every_name(stem):
+    facts = json.loads((Path("data/models") / f"{stem}.json").read_text())
+    assert facts["_source"]
+    assert find_model(stem) == find_model(facts["_name"]) == preset(stem.upper())
+    assert find_model(facts["_hf_id"]).num_layers == preset(stem).num_layers
+
+
+# --- the reported faults ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "right", "naive"),
+    [
+        (28, 1024, 16, 8, 128, 114_688, 57_344),
+        (36, 2560, 32, 8, 128, 147_456, 92_160),
+        (24, 2880, 64, 8, 64, 49_152, 34_560),
+        (1, 5120, 32, 8, 128, 4_096, 5_120),
+        (1, 3584, 16, 8, 256, 8_192, 7_168),
+        (32, 4096, 32, 8, 128, 131_072, 131_072),  # a control: both rules agree
+    ],
+)
+def test_cfg_01_declared_head_dim(num_layers, hidden, heads, kv_heads, head_dim, right, naive):
+    config = {
+        "num_hidden_layers": num_layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+    assert growing({**config, "head_dim": head_dim}) == right
+    assert num_layers * kv_heads * 2 * (hidden // heads) * 2 == naive
+
+
+def test_cfg_02_null_is_absent():
+    config = {
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "head_dim": None,
+    }
+    assert read_config(config).head_dim == 128
+    assert growing(config) == filling(config) == 131_072
+    for key in ("intermediate_size", "sliding_window", "rope_scaling"):
+        assert growing({**config, key: None}) == 131_072
+    everyone = read_config({**LLAMA, "num_key_value_heads": None})
+    assert everyone.num_kv_heads == 32
+    assert any("no num_key_value_heads" in note for note in everyone.notes)
+
+
+def test_cfg_03_clashing_fields_are_named():
+    config = {"num_hidden_layers": 2, "hidden_size": 5120, "num_attention_heads": 24}
+    error = refused({**config, "num_key_value_heads": 4})
+    assert error.field == "head_dim"
+    assert "5120" in str(error) and "24" in str(error)
+    assert growing({**config, "num_key_value_heads": 4, "head_dim": 256}) == 2 * 4 * 512 * 2
+    assert refused({**config, "num_attention_heads": 0}).field == "num_attention_heads"
+    assert refused({**LLAMA, "num_key_value_heads": 7}).field == "num_key_value_heads"
+
+
+def test_cfg_04_multi_query():
+    falcon = {
+        "model_type": "falcon",
+        "num_hidden_layers": 32,
+        "hidden_size": 4544,
+        "num_attention_heads": 71,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+    }
+    assert growing(falcon) == growing({**falcon, "num_kv_heads": 71}) == 8_192
+    assert growing({**falcon, "multi_query": False}) == 581_632
+    assert read_config(falcon).head_dim == 64
+    new = {
+        **falcon,
+        "num_hidden_layers": 60,
+        "hidden_size": 8192,
+        "num_attention_heads": 128,
+        "num_kv_heads": 8,
+        "new_decoder_architecture": True,
+    }
+    assert growing(new) == 122_880
+    coder = {"model_type": "gpt_bigcode", "n_layer": 40, "n_head": 48, "n_embd": 6144}
+    assert read_config({**coder, "multi_query": True}).num_kv_heads == 1
+    assert read_config({**coder, "multi_query": False}).num_kv_heads == 48
+
+
+QWEN35 = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+}
+
+
+@pytest.mark.parametrize("inner", [QWEN35, {k: v for k, v in QWEN35.items() if k != "hidden_size"}])
+def test_cfg_06_nested_text_config(inner):
+    vision = {"num_hidden_layers": 33, "hidden_size": 1152, "num_attention_heads": 16}
+    assert growing({"model_type": "qwen3_5", "text_config": inner}) == 65_536
+    assert growing({"thinker_config": {"text_config": inner}}) == 65_536
+    assert growing({**vision, "text_config": inner}) == 65_536
+    assert growing({"llm_config": inner}) == growing({"language_config": inner}) == 65_536
+    assert refused({"model_type": "qwen3_5", "vision_config": vision}).field == "num_hidden_layers"
+    empty = refused({**vision, "text_config": {"model_type": "llama"}})
+    assert empty.field == "text_config.num_hidden_layers"
+
+
+def test_cfg_07_window_switched_off():
+    config = {
+        "model_type": "qwen2",
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "sliding_window": 131_072,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+    }
+    spec = read_config(config)
+    assert costs.kv_bytes(spec, 200_000) == 11_468_800_000
+    assert kinds(config) == kinds({**config, "use_sliding_window": True}) == ["full"] * 28
+    other = {**config, "model_type": "mimo"}
+    assert kinds(other) == ["full"] * 28
+    slid = {**config, "use_sliding_window": True, "max_window_layers": 20}
+    assert kinds(slid) == ["full"] * 20 + ["sliding"] * 8
+
+
+def test_cfg_08_two_gates_cancel_the_window():
+    config = {**LLAMA, "model_type": "qwen3", "num_hidden_layers": 6, "sliding_window": 2048}
+    assert kinds(config) == ["full"] * 6
+    assert kinds({**config, "use_sliding_window": True}) == ["full"] * 6
+    both = {**config, "use_sliding_window": True, "max_window_layers": 2}
+    assert kinds(both) == ["full"] * 2 + ["sliding"] * 4
+
+
+def test_cfg_09_pattern_without_a_key():
+    gemma2 = {**LLAMA, "model_type": "gemma2", "num_hidden_layers": 26, "sliding_window": 4096}
+    assert kinds(gemma2) == ["sliding", "full"] * 13
+    gemma3 = {**gemma2, "model_type": "gemma3_text", "sliding_window_pattern": 6}
+    assert [i for i, kind in enumerate(kinds(gemma3)) if kind == "full"] == [5, 11, 17, 23]
+    large = kinds({**gemma3, "num_hidden_layers": 62})
+    assert (large.count("full"), large.count("sliding")) == (10, 52)
+    listed = ["full_attention"] * 13 + ["sliding_attention"] * 13
+    assert kinds({**gemma3, "layer_types": listed}) == ["full"] * 13 + ["sliding"] * 13
+
+
+def test_cfg_11_recurrent_layers_are_not_attention():
+    assert growing(QWEN35) == 65_536
+    jamba = kv_report(preset("jamba-v0.1"))
+    assert jamba["kv_bytes_per_token_growing"] == 16_384
+    assert jamba["fixed_bytes_per_sequence"] == 28 * (3 * 8192 * 2 + 8192 * 16 * 4) == 16_056_320
+    assert (
+        growing(json.loads(Path("data/models/nemotron-3-nano-30b-a3b.json").read_text())) == 6_144
+    )
+    following = {**LLAMA, "model_type": "qwen3_next", "num_hidden_layers": 48, "head_dim": 256}
+    assert growing({**following, "num_attention_heads": 16, "num_key_value_heads": 2}) == 24_576
+    unknown = {**LLAMA, "model_type": "new", "layer_types": ["mamba", "attention"] * 16}
+    report = kv_report(read_config(unknown))
+    assert report["fixed_bytes_per_sequence"] is None  # not known is not zero
+    assert any("fixed state is not counted" in note for note in report["notes"])
+
+
+def test_cfg_12_layers_that_reuse_kv():
+    spec = preset("gemma-3n-e4b")
+    assert kv_costs.growing_bytes_per_token(spec) == 8_192
+    assert kv_costs.window_cap_bytes(spec) == 16_777_216
+    assert costs.kv_bytes_per_token(spec) == 40_960
+    assert {layer.shares_layer for layer in spec.layers if layer.kind == "shared"} == {18, 19}
+    config = {**LLAMA, "num_kv_shared_layers": 32}
+    assert refused(config).field == "num_kv_shared_layers"
+    assert refused({**config, "num_kv_shared_layers": 40}).field == "num_kv_shared_layers"
+
+
+def test_cfg_15_rope_settings_moved():
+    inner = {"rope_theta": 10_000_000, "partial_rotary_factor": 0.25, "rope_type": "default"}
+    config = {k: v for k, v in LLAMA.items() if k != "rope_theta"} | {"head_dim": 256}
+    rope = read_config({**config, "rope_parameters": inner}).rope
+    assert (rope.theta, rope.rotary_dim, rope.rope_type) == (1e7, 64, "default")
+    top = read_config({**config, "rope_theta": 500_000}).rope
+    assert (top.theta, top.rotary_dim) == (5e5, 256)
+    both = {**config, "rope_theta": 500_000, "rope_parameters": inner}
+    assert refused(both).field == "rope_theta"
+    nested = {
+        "full_attention": {"rope_theta": 1_000_000, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 10_000, "rope_type": "default"},
+    }
+    layers = {"sliding_window": 512, "model_type": "gemma3_text", "rope_parameters": nested}
+    spec = read_config({**config, **layers})
+    assert (spec.rope.theta, spec.rope_local.theta) == (1e6, 1e4)
+    absent = read_config(config)
+    assert absent.rope.theta == 10_000
+    assert any("rope_theta" in note for note in absent.notes)
+    old = read_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}).rope
+    assert (old.rope_type, dict(old.params)) == ("linear", {"factor": 2.0})
+    scaling = {"type": "yarn", "rope_type": "llama3"}
+    assert refused({**LLAMA, "rope_scaling": scaling}).field == "rope_type"
+
+
+def test_cfg_17_chunked_layers():
+    spec = preset("llama-4-scout")
+    found = [layer.kind for layer in spec.layers]
+    assert (found.count("chunked"), found.count("full")) == (36, 12)
+    assert costs.kv_bytes(spec, 10_000) == 1_699_479_552
+    assert costs.kv_bytes(kv_costs.padded_to_full(spec), 10_000) == 1_966_080_000
+    assert any("upper bound" in note for note in spec.notes)
+
+
+# --- more of the same kinds --------------------------------------------------------------------
+
+
+def test_widths_that_differ():
+    mimo = {
+        **LLAMA,
+        "model_type": "mimo_v2_flash",
+        "num_hidden_layers": 6,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "swa_num_key_value_heads": 8,
+        "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0],
+        "sliding_window": 128,
+    }
+    full, sliding = read_config(mimo).layers[:2]
+    assert (full.num_kv_heads, full.key_dim, full.value_dim) == (4, 192, 128)
+    assert (sliding.num_kv_heads, sliding.window) == (8, 128)
+    assert growing(mimo) == 2 * 4 * (192 + 128) * 2
+
+
+def test_per_layer_blocks():
+    blocks = [
+        {"attention": {"n_heads_in_group": 8, "no_op": False}, "ffn": {}},
+        {"attention": {"n_heads_in_group": None, "no_op": True}},
+        {"attention": {"replace_with_linear": True}},
+        {"attention": {"n_heads_in_group": 4}},
+    ]
+    config = {
+        **LLAMA,
+        "model_type": "nemotron-nas",
+        "num_hidden_layers": 4,
+        "block_configs": blocks,
+    }
+    assert [layer.num_kv_heads for layer in read_config(config).layers] == [4, 0, 0, 8]
+    lists = {**LLAMA, "num_hidden_layers": 4, "num_key_value_heads": None}
+    lists["num_kv_heads"] = [1, 2, 4, 8]
+    assert [layer.num_kv_heads for layer in read_config(lists).layers] == [1, 2, 4, 8]
+    lists["num_kv_heads"] = [1, 2, 4]
+    assert refused(lists).field == "num_key_value_heads"
+
+
+def test_old_names():
+    gpt2 = read_config({"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768})
+    assert (gpt2.num_layers, gpt2.num_kv_heads, gpt2.head_dim) == (12, 12, 64)
+    assert gpt2.rope.rope_type == "none"
+    mpt = {"model_type": "mpt", "n_layers": 8, "n_heads": 16, "d_model": 2048}
+    assert growing(mpt) == 8 * 2 * 2048 * 2
+    assert growing({**mpt, "attn_config": {"attn_type": "multiquery_attention"}}) == 8 * 2 * 128 * 2
+    dbrx = {"model_type": "dbrx", "n_layers": 40, "n_heads": 48, "d_model": 6144}
+    assert growing({**dbrx, "attn_config": {"kv_n_heads": 8}}) == 40 * 8 * 2 * 128 * 2
+    chatglm = {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, "kv_channels": 128}
+    chatglm |= {"multi_query_attention": True, "multi_query_group_num": 2}
+    assert growing(chatglm) == 28_672
+    assert refused({**LLAMA, "n_embd": 2048}).field == "hidden_size"
+
+
+def test_mtp_layers_are_an_extra():
+    spec = preset("deepseek-v3")
+    assert len(spec.mtp_layers) == 1
+    assert kv_report(spec)["mtp_kv_bytes_per_token"] == 1_152
+    assert kv_report(spec, mtp=True)["kv_bytes_per_token_growing"] == 70_272 + 1_152
+
+
+def test_an_unknown_type_is_read_with_a_note():
+    spec = read_config({**LLAMA, "model_type": "brand_new"})
+    assert kv_costs.growing_bytes_per_token(spec) == 131_072
+    assert any("brand_new" in note for note in spec.notes)
+    assert not spec.is_dense_llama
+    windowed = read_config({**LLAMA, "model_type": "brand_new", "sliding_window": 1024})
+    assert {layer.kind for layer in windowed.layers} == {"sliding"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_hidden_layers": 32.0}, "num_hidden_layers"),
+        ({"num_hidden_layers": "32"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"hidden_size": float("nan")}, "hidden_size"),
+        ({"head_dim": -128}, "head_dim"),
+        ({"head_dim": [128]}, "head_dim"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads"),
+        ({"num_kv_heads": 4}, "num_key_value_heads"),
+        ({"sliding_window": -1}, "sliding_window"),
+        ({"layer_types": ["full_attention"] * 31}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 31 + ["quantum"]}, "layer_types"),
+        ({"layer_types": "full_attention"}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window"),
+        ({"layer_types": ["sliding_attention"] * 32, "sliding_window": 4,
+          "use_sliding_window": False}, "use_sliding_window"),
+        ({"use_sliding_window": "no"}, "use_sliding_window"),
+        ({"hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
+        ({"hybrid_override_pattern": "?" * 32}, "hybrid_override_pattern"),
+        ({"kv_lora_rank": 512}, "qk_rope_head_dim"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"rope_theta": True}, "rope_theta"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"model_type": 3}, "model_type"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"text_config": {"a": 1}}, "text_config.num_hidden_layers"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"attn_layer_period": 4, "attn_layer_offset": 4}, "attn_layer_offset"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(changes, field):
+    error = refused({**LLAMA, **changes})
+    assert error.field == field
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "null", '"x"', "{} {}", "[" * 100_000, '{"a":' * 50_000, "9" * 10_000,
+     '{"hidden_size": 1, "hidden_size": 2}', "\ufeff{}", "{" + "x" * 2**20],
+)  # fmt: skip
+def test_text_that_is_no_config(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    for source in (path, tmp_path):
+        with pytest.raises(ConfigError):
+            read_config(source)
+
+
+def test_files_that_are_no_config(tmp_path):
+    for source in (tmp_path, tmp_path / "none.json", "no/such", "a\0b/c.json", "x" * 5000 + "/y"):
+        with pytest.raises(ConfigError):
+            find_model(source)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(ConfigError):
+        find_model(tmp_path)
+    with pytest.raises(ConfigError):
+        find_model("no-such-model")
