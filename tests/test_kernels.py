@@ -13,6 +13,7 @@ from kvlab.kernels.launch import choose_tile, paged_decode
 from kvlab.kernels.reference import merge, paged_decode_reference, partial_attention
 from kvlab.kernels.splits import replay, split_range
 from kvlab.kernels.trace import trace_accesses
+from kvlab.kernels.walk import paged_decode_walk
 
 
 def test_this_process_runs_the_interpreter() -> None:
@@ -154,3 +155,12 @@ def test_partial_attentions_merge_to_the_whole() -> None:
     out, lse = merge(torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]))
     torch.testing.assert_close(out, whole)
     torch.testing.assert_close(lse, whole_lse)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_walk_in_torch_is_the_kernel(window) -> None:
+    case = paged_case([37, 0, 50], 6, 2, 12, 20, block_size=6, window=window)
+    walked, walked_lse = paged_decode_walk(*case.tensors, window=window, num_splits=2)
+    out, lse = paged_decode(*case.tensors, window=window, num_splits=2)
+    torch.testing.assert_close(walked, out, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(walked_lse, lse, atol=2e-6, rtol=2e-6)

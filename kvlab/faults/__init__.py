@@ -12,7 +12,7 @@ registry.py says what a fault is, seams.py how one is switched on, guide.py prin
 the field guide.
 """
 
-from kvlab.faults import attention, cache, loop, position, rotation
+from kvlab.faults import attention, cache, kernel, loop, position, rotation
 from kvlab.faults.registry import (
     LAYERS,
     Fault,
@@ -39,6 +39,7 @@ __all__ = [
     "fault",
     "get",
     "is_on",
+    "kernel",
     "loop",
     "off",
     "on",
