@@ -132,7 +132,7 @@ class RollingKVCache(ContiguousKVCache):
             if window is None or length <= 0 or length >= self.length:
                 continue
             oldest = max(0, self.highest - self.keys[layer].shape[2])
-            if max(0, length - window + 1) < oldest:
+            if max(0, length - window + 1) < min(oldest, length):
                 raise RollbackTooFar(
                     f"cannot go back from {self.length} to {length} tokens: layer {layer} has "
                     f"window {window} and kept positions {oldest} and later. Allow for it with "
