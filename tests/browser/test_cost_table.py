@@ -1,0 +1,109 @@
+"""The cost table in a browser says what Python says, by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlab.widgets.cost_table import CostTable
+
+pytestmark = pytest.mark.browser
+HEAD = ["", "without cache", "with cache", "ratio"]
+
+
+def expected(step: int, **traits) -> list[list[str]]:
+    widget = CostTable(**traits)
+    return [HEAD, *(list(row) for row in widget.rows(step))]
+
+
+def test_first_state_is_the_middle_of_the_run(widget_page):
+    watched = widget_page(CostTable())
+    assert watched.table("after step 256") == expected(256)
+    assert not watched.page.locator("details.kvlab-twin").evaluate("d => d.open")
+    watched.check()
+
+
+@pytest.mark.parametrize(("key", "step"), [("Home", 1), ("End", 512), ("ArrowRight", 257)])
+def test_slider_by_keyboard(widget_page, key, step):
+    watched = widget_page(CostTable())
+    watched.page.get_by_role("slider", name="Step t").focus()
+    watched.page.keyboard.press(key)
+    assert watched.table(f"after step {step} of") == expected(step)
+    watched.check()
+
+
+def test_step_buttons_by_keyboard(widget_page):
+    watched = widget_page(CostTable())
+    page = watched.page
+    page.get_by_role("button", name="one step forward").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Space")
+    assert watched.table("after step 258") == expected(258)
+    page.get_by_role("button", name="one step back").focus()
+    page.keyboard.press("Enter")
+    assert watched.table("after step 257") == expected(257)
+
+
+@pytest.mark.parametrize(
+    "traits",
+    [
+        {"prompt": 0, "decode": 1},
+        {"prompt": 131072, "decode": 32768},
+        {"prompt": 100, "decode": 7, "accounting": "exact"},
+        {"model": "smollm2-135m", "prompt": 5, "decode": 128, "accounting": "exact"},
+    ],
+)
+def test_controls_at_their_extremes(widget_page, traits):
+    watched = widget_page(CostTable())
+    page = watched.page
+    page.get_by_label("Model").select_option(traits.get("model", "llama-3-8b"))
+    page.get_by_label("Prompt p").fill(str(traits["prompt"]))
+    page.get_by_label("Decode steps").fill(str(traits["decode"]))
+    page.get_by_label("Accounting").select_option(traits.get("accounting", "coarse"))
+    page.get_by_role("slider", name="Step t").focus()
+    page.keyboard.press("End")
+    step = traits["decode"]
+    assert watched.table(f"after step {step:,} of") == expected(step, **traits)
+    watched.check()
+
+
+def test_what_is_no_number_is_refused_and_named(widget_page):
+    watched = widget_page(CostTable())
+    page = watched.page
+    before = watched.table("after step 256")
+    for given in ("", "-1", "2.5", "1e99"):
+        page.get_by_label("Prompt p").fill(given)
+        assert page.get_by_role("alert").first.inner_text()
+        assert watched.table("after step 256") == before
+    watched.check()
+
+
+def test_play_runs_to_the_end_and_stops_there(widget_page):
+    watched = widget_page(CostTable(decode=12, prompt=8), reduced_motion=False)
+    page = watched.page
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("document.querySelector('input[type=range]').value === '12'")
+    page.get_by_role("button", name="Play").wait_for()
+    assert watched.table("after step 12 of") == expected(12, decode=12, prompt=8)
+
+
+def test_play_does_not_move_where_motion_is_unwanted(widget_page):
+    watched = widget_page(CostTable(), reduced_motion=True)
+    watched.page.get_by_role("button", name="Play").click()
+    assert watched.table("after step 512") == expected(512)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_reads_well_on_a_phone(widget_page, theme):
+    watched = widget_page(CostTable(), theme=theme, width=390)
+    assert watched.overflow() <= 0
+    assert watched.axe() == []
+
+
+def test_without_scripts_the_table_is_there(widget_page):
+    watched = widget_page(CostTable(), scripts=False)
+    rows = CostTable().twin().rows
+    table = watched.page.locator("details.kvlab-twin table")
+    assert table.is_visible()
+    for row in rows:
+        for cell in row:
+            assert table.get_by_text(str(cell), exact=True).count()
