@@ -21,6 +21,7 @@ FUNCTIONS: dict[str, str] = {
     "kv": "kvlab.kv_reports:ask_kv",
     "models": "kvlab.kv_reports:ask_models",
     "kv_formats": "kvlab.kv_reports:ask_formats",
+    "audit": "kvlab.audit:ask_audit",
     "capacity": "kvlab.capacity_reports:ask_capacity",
     "schedule_trace": "kvlab.workload:schedule_trace",
 }

@@ -1,6 +1,7 @@
 """The `kvlab` command: one subcommand per question, `--json` for machines.
 
-Exit status: 0 answered, 2 the input cannot be read (one line on standard error says why).
+Exit status: 0 answered, 1 an audit that does not agree, 2 the input cannot be read (one line on
+standard error says why).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kvlab import cli_kv, reports, units
+from kvlab import cli_audit, cli_kv, reports, units
 from kvlab.configs import find_model
 from kvlab.errors import KvlabError
 
@@ -75,6 +76,12 @@ def _kv(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _audit(arguments: argparse.Namespace) -> int:
+    report = cli_audit.audit_answer(arguments)
+    _show(report, arguments.json, cli_audit.print_audit)
+    return 0 if report["agrees"] else 1
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose complaint is one line, like every other error of the command."""
 
@@ -110,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     cli_kv.add_commands(commands)
     for name in ("kv", "models"):
         commands.choices[name].set_defaults(run=_kv)
+
+    cli_audit.add_command(commands)
+    commands.choices["audit"].set_defaults(run=_audit)
 
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON")

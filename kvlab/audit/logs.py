@@ -1,0 +1,220 @@
+"""An inference engine's start-up log -> the few figures that say how large its KV cache is.
+
+Formats, each from the engine's public sources or issue threads:
+    vLLM       "# GPU blocks: N" (up to 0.7), two lines "GPU KV cache size: N tokens" and "Maximum
+               concurrency for M tokens per request: Cx" (pull 13596), both in one (issue 54662)
+    SGLang     "KV Cache is allocated. #tokens: N, K size: X GB, V size: Y GB" or "KV size: X GB"
+               (its GB is 2^30 bytes), "max_total_num_tokens=N"
+    llama.cpp  "KV self size = X MiB, K (f16): ..." and "size = X MiB (N cells, L layers, S seqs), K
+               (f16): X MiB, V (f16): Y MiB"
+
+Text is searched, never run. Standard library only: the same code runs in the rendered page.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from kvlab.errors import KvlabError
+
+MAX_LOG_CHARACTERS = 4_000_000
+
+
+class LogError(KvlabError):
+    """A log in which no line about a KV cache was found, or whose lines contradict each other."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a log: its value, half of its last printed digit, and the line it stands in."""
+
+    value: float
+    rounding: float
+    line: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """One cache that llama.cpp allocates: so many cells for so many layers."""
+
+    cells: int
+    layers: int | None
+    key: Figure
+    value: Figure
+    key_type: str
+    value_type: str
+
+
+@dataclass
+class EngineLog:
+    """What a log says. A figure that does not stand there is None."""
+
+    engine: str
+    available_bytes: Figure | None = None  # what the engine gives to the cache, on one rank
+    tokens: Figure | None = None
+    blocks: Figure | None = None
+    concurrency: Figure | None = None
+    max_model_len: int | None = None
+    key_bytes: Figure | None = None
+    value_bytes: Figure | None = None
+    kv_bytes: Figure | None = None  # K and V together, where they are not told apart
+    stores: list[Store] = field(default_factory=list)
+    block_size: int | None = None
+    page_size: int | None = None
+    tensor_parallel: int | None = None
+    kv_dtype: str | None = None
+    total_tokens: Figure | None = None  # a second line that repeats the token count
+
+
+_NUMBER = r"([0-9][0-9,]{0,24}(?:\.[0-9]{1,12})?)"
+_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "GB": 2**30, "MB": 2**20}
+_GB = r"\s*(GiB|GB|MiB|MB)"
+
+_DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
+    "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+    "f16": "fp16", "f32": "fp32",
+}  # fmt: skip
+
+
+def _number(text: str) -> tuple[float, float]:
+    """(value, half a unit of its last digit)."""
+    plain = text.replace(",", "")
+    _, _, decimals = plain.partition(".")
+    if not decimals:
+        return int(plain), 0
+    return float(plain), 0.5 * 10.0 ** -len(decimals)
+
+
+def _figure(match: re.Match | None, size_group: int | None = None, group: int = 1) -> Figure | None:
+    if match is None:
+        return None
+    value, rounding = _number(match.group(group))
+    scale = _SIZES[match.group(size_group)] if size_group else 1
+    start = match.string.rfind("\n", 0, match.start()) + 1
+    end = match.string.find("\n", match.end())
+    line = match.string[start : end if end >= 0 else None].strip()
+    return Figure(value * scale, rounding * scale, line[:300])
+
+
+def _find(pattern: str, text: str, size_group: int | None = None, group: int = 1) -> Figure | None:
+    """The figure of the first match. Ranks repeat a line; they must all say the same."""
+    matches = list(re.finditer(pattern, text))
+    figures = [_figure(m, size_group, group) for m in matches]
+    different = {f.value for f in figures if f}
+    if len(different) > 1:
+        shown = ", ".join(f"{v:,.10g}" for v in sorted(different))
+        raise LogError(
+            f"the log gives several values ({shown}) in lines like {figures[0].line!r}: give the "
+            "start of one engine on one rank"
+        )
+    return figures[0] if figures else None
+
+
+def _setting(names: str, values: str, text: str) -> str | None:
+    match = re.search(rf"\b(?:{names})['\"]?\s*[=:]\s*['\"]?({values})", text)
+    return match.group(1) if match else None
+
+
+def _whole(names: str, text: str) -> int | None:
+    found = _setting(names, r"[0-9]{1,12}", text)
+    return int(found) if found else None
+
+
+def _dtype(text: str) -> str | None:
+    """The KV dtype that a configuration line names; "auto" means the model's own."""
+    kv = _setting("kv_cache_dtype|kv-cache-dtype|cache_dtype", r"[A-Za-z0-9_.]+", text)
+    name = kv if kv and kv != "auto" else _setting("dtype", r"(?:torch\.)?[A-Za-z0-9_]+", text)
+    if name is None or name == "auto":
+        return None
+    name = name.removeprefix("torch.")
+    return _DTYPES.get(name, name)
+
+
+def _vllm(text: str) -> EngineLog:
+    concurrency = rf"[Mm]aximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x"
+    longest = _find(concurrency, text)
+    return EngineLog(
+        engine="vLLM",
+        available_bytes=_find(rf"Available KV cache memory: {_NUMBER}{_GB}", text, 2)
+        or _find(rf"\bkv_cache_size={_NUMBER}{_GB}", text, 2)
+        or _find(rf"reserved for KV Cache is {_NUMBER}{_GB}", text, 2),
+        tokens=_find(rf"GPU KV cache size: {_NUMBER} tokens", text),
+        blocks=_find(rf"#? ?GPU blocks: {_NUMBER}", text),
+        concurrency=_find(concurrency, text, group=2),
+        max_model_len=int(longest.value) if longest else None,
+        block_size=_whole("block_size|block-size", text),
+        tensor_parallel=_whole("tensor_parallel_size|tensor-parallel-size", text),
+        kv_dtype=_dtype(text),
+    )
+
+
+def _sglang(text: str) -> EngineLog:
+    tokens = rf"KV Cache is allocated\.[^\n]*?#tokens: {_NUMBER}"
+    return EngineLog(
+        engine="SGLang",
+        tokens=_find(tokens, text),
+        key_bytes=_find(rf"KV Cache is allocated\.[^\n]*?\bK size: {_NUMBER}{_GB}", text, 2),
+        value_bytes=_find(rf"KV Cache is allocated\.[^\n]*?\bV size: {_NUMBER}{_GB}", text, 2),
+        kv_bytes=_find(rf"KV Cache is allocated\.[^\n]*?\bKV size: {_NUMBER}{_GB}", text, 2),
+        total_tokens=_find(rf"max_total_num_tokens={_NUMBER}", text),
+        max_model_len=_whole("context_len", text),
+        page_size=_whole("page_size", text),
+        tensor_parallel=_whole("tp_size", text),
+        kv_dtype=_dtype(text),
+    )
+
+
+_COUNT = "([0-9]{1,12})"
+_CELLS = re.compile(
+    rf"size =\s*{_NUMBER} MiB \(\s*{_COUNT} cells,\s*{_COUNT} layers,\s*[0-9]+(?:/{_COUNT})? seqs\), "
+    rf"K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB"
+)
+_SELF = re.compile(
+    rf"KV self size\s*=\s*{_NUMBER} MiB, K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB"
+)
+
+
+def _mib(match: re.Match, group: int) -> Figure:
+    value, rounding = _number(match.group(group))
+    return Figure(value * 2**20, rounding * 2**20, match.group(0))
+
+
+def _llama_cpp(text: str) -> EngineLog:
+    stores = [
+        Store(int(m[2]) * int(m[4] or 1), int(m[3]), _mib(m, 6), _mib(m, 8), m[5], m[7])
+        for m in _CELLS.finditer(text)
+    ]
+    context = _whole("n_ctx|kv_size|n_ctx_seq", text)
+    for m in () if stores else _SELF.finditer(text):
+        if context is None:
+            raise LogError(
+                "the log has a 'KV self size' line and no 'n_ctx = ...' line: add the one "
+                "that says how many tokens the context holds"
+            )
+        stores.append(Store(context, None, _mib(m, 3), _mib(m, 5), m[2], m[4]))
+    return EngineLog(engine="llama.cpp", stores=stores)
+
+
+def read_log(text: str) -> EngineLog:
+    """The figures of a start-up log. Raises LogError where it holds none of a known engine."""
+    if not isinstance(text, str) or not text.strip():
+        raise LogError("the log is empty: paste the lines an engine prints when it starts")
+    if len(text) > MAX_LOG_CHARACTERS:
+        raise LogError(
+            f"the log has {len(text):,} characters, at most {MAX_LOG_CHARACTERS:,} are read: give "
+            "the start-up part alone"
+        )
+    if "KV Cache is allocated" in text:
+        return _sglang(text)
+    if _CELLS.search(text) or _SELF.search(text):
+        return _llama_cpp(text)
+    log = _vllm(text)
+    if log.tokens is None and log.blocks is None:
+        raise LogError(
+            "no line about a KV cache was found: expected vLLM's 'GPU KV cache size: N tokens' or "
+            "'# GPU blocks: N', SGLang's 'KV Cache is allocated. #tokens: N', or llama.cpp's "
+            "'KV self size = ...' or 'size = ... MiB (N cells, ...'"
+        )
+    return log

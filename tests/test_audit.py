@@ -1,0 +1,216 @@
+"""The audit: every documented log format, right and wrong models, unreadable input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.answers import answer_json
+from kvlab.audit import AuditError, LogError, audit
+from kvlab.audit.logs import read_log
+from kvlab.configs import find_model, preset, read_config
+from kvlab.errors import KvlabError
+from kvlab.specs import DATA_DIR
+
+LOGS = DATA_DIR / "engine_logs"
+INDEX = json.loads((LOGS / "index.json").read_text())["logs"]
+LLAMA = preset("llama-3-8b")
+GIB = 2**30
+
+
+def vllm_log(tokens: int, gib: str, longest: int = 8192, more: str = "") -> str:
+    return (
+        f"{more}\nAvailable KV cache memory: {gib} GiB\nGPU KV cache size: {tokens:,} tokens\n"
+        f"Maximum concurrency for {longest:,} tokens per request: {tokens / longest:.2f}x\n"
+    )
+
+
+@pytest.mark.parametrize("entry", INDEX, ids=lambda e: e["file"])
+def test_documented_logs(entry):
+    report = audit(find_model(entry["model"]), (LOGS / entry["file"]).read_text())
+    assert report["agrees"] is entry["agrees"], report["checks"]
+    assert report["independent"] is entry["independent"]
+    assert all(check["line"] for check in report["checks"])
+
+
+def test_every_log_file_is_listed():
+    assert {e["file"] for e in INDEX} == {p.name for p in LOGS.glob("*.log")}
+
+
+def test_cost_14_three_numbers_of_a_log_are_one_division():
+    text = (LOGS / "vllm-tokens-only.log").read_text()
+    for name in ("llama-3-8b", "smollm2-135m", "qwen3-4b"):
+        report = audit(preset(name), text)
+        assert report["agrees"] and not report["independent"]
+    tokens, concurrency = report["checks"]
+    assert tokens["predicted"] == 2_042_016 and concurrency["predicted"] == 997.08
+
+
+@given(st.integers(1, 2**21), st.sampled_from([1, 2, 4, 8]), st.sampled_from(["bf16", "fp8"]))
+def test_an_engine_that_divides_right_always_agrees(num_blocks, tp, dtype):
+    """A pool of whole blocks plus a remainder under one block, printed with two decimals."""
+    rate = 131_072 // tp // (1 if dtype == "bf16" else 2)
+    memory = (num_blocks * 16 + 7) * rate
+    text = vllm_log(num_blocks * 16, f"{memory / GIB:.2f}", 16)
+    if float(f"{memory / GIB:.2f}") == 0:
+        return
+    report = audit(LLAMA, text, tensor_parallel=tp, kv_dtype=dtype)
+    assert report["agrees"], report["checks"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "cause"),
+    [
+        (2, "stored as fp8"),
+        (0.5, "stored as fp32"),
+        (4, "4 tensor-parallel ranks"),
+        (0.25, "query heads"),
+    ],
+)
+def test_a_disagreement_names_its_cause(factor, cause):
+    blocks = int(56.72 * GIB * factor / (131_072 * 16))
+    report = audit(LLAMA, vllm_log(blocks * 16, "56.72"))
+    memory = report["checks"][0]
+    assert not report["agrees"] and not memory["agrees"] and cause in memory["why"]
+    assert report["checks"][1]["agrees"], "tokens and concurrency still agree with each other"
+
+
+def test_a_disagreement_without_a_usual_cause_gives_the_ratio():
+    report = audit(LLAMA, vllm_log(300_000, "56.72"))
+    assert "0.646 times" in report["checks"][0]["why"]
+
+
+def test_a_head_size_derived_by_mistake_is_found():
+    qwen = preset("qwen3-4b")
+    blocks = int(20 * GIB / (92_160 * 16))
+    report = audit(qwen, vllm_log(blocks * 16, "20.00"))
+    assert "hidden / heads" in report["checks"][0]["why"]
+
+
+def test_settings_are_read_from_the_log_and_can_be_overridden():
+    text = (LOGS / "vllm-v1-one-line.log").read_text()
+    report = audit(LLAMA, text)
+    assert (report["tensor_parallel"], report["kv_dtype"]) == (2, "fp8")
+    assert not audit(LLAMA, text, tensor_parallel=1)["agrees"]
+    assert not audit(LLAMA, text, kv_dtype="bf16")["agrees"]
+
+
+def test_a_block_size_in_the_log_is_used():
+    tokens = int(56.72 * GIB / (131_072 * 128)) * 128
+    report = audit(LLAMA, vllm_log(tokens, "56.72", more="non-default args: {'block_size': 128}"))
+    assert report["agrees"]
+
+
+def test_mla_pool_of_two_ranks_is_not_split():
+    """The figures of a published SGLang log: 383,872 tokens, 19.36 GB on each of two ranks."""
+    spec = read_config(
+        {
+            "model_type": "deepseek_v3",
+            "num_hidden_layers": 47,
+            "hidden_size": 2048,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "vocab_size": 1000,
+        }
+    )
+    text = (
+        "[TP0] server_args: tp_size=2\n"
+        "[TP0] KV Cache is allocated. #tokens: 383872, KV size: 19.36 GB\n"
+        "[TP1] KV Cache is allocated. #tokens: 383872, KV size: 19.36 GB\n"
+    )
+    report = audit(spec, text)
+    assert report["agrees"] and report["independent"]
+
+
+def test_hybrid_concurrency_is_bounded_not_divided():
+    oss = preset("gpt-oss-20b")
+    memory = 40 * GIB
+    ideal = memory / (12 * 2048 * (131_072 + 128))
+    text = (
+        "Available KV cache memory: 40.00 GiB\nGPU KV cache size: 1,000,000 tokens, "
+        f"Maximum concurrency for 131,072 tokens per request: {ideal * 0.99:.2f}x\n"
+    )
+    assert audit(oss, text)["agrees"]
+    assert "hybrid" in audit(oss, text)["checks"][0]["why"]
+    assert not audit(oss, text.replace(f"{ideal * 0.99:.2f}x", f"{ideal * 1.5:.2f}x"))["agrees"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   \n",
+        "INFO: Application startup complete.",
+        "llama: KV self size  =  272.00 MiB, K (q8_0):  136.00 MiB, V (q8_0):  136.00 MiB",
+        "GPU KV cache size: 1,000 tokens\nGPU KV cache size: 2,000 tokens",
+        "x" * 5_000_000,
+    ],
+)
+def test_unreadable_logs_are_named_errors(text):
+    with pytest.raises(LogError):
+        audit(LLAMA, text)
+
+
+def test_one_figure_alone_is_not_an_audit():
+    with pytest.raises(AuditError, match="nothing to set beside"):
+        audit(LLAMA, "GPU KV cache size: 1,000 tokens")
+
+
+def test_a_cache_of_other_layers_is_a_named_error():
+    text = (LOGS / "llama-cpp-cells.log").read_text().replace("32 layers", "31 layers")
+    with pytest.raises(AuditError, match="31 layers"):
+        audit(LLAMA, text)
+
+
+@given(st.text(max_size=400))
+def test_any_text_gives_figures_or_a_named_error(text):
+    for prefix in ("", "GPU KV cache size: ", "KV Cache is allocated. #tokens: ", "size = "):
+        try:
+            audit(LLAMA, prefix + text)
+        except KvlabError:
+            continue
+
+
+def test_a_pasted_log_is_text_and_nothing_else():
+    log = read_log("GPU KV cache size: 16 tokens <script>alert(1)</script>")
+    assert log.tokens.value == 16
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kvlab", "audit", *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_command_line_status(tmp_path):
+    good, bad = LOGS / "vllm-v1-two-lines.log", tmp_path / "bad.log"
+    bad.write_text("nothing here")
+    agreed = run("--config", "llama-3-8b", "--log", str(good), "--json")
+    assert agreed.returncode == 0 and json.loads(agreed.stdout)["agrees"]
+    text = run("--config", "qwen3-4b", "--log", str(good))
+    assert text.returncode == 1 and "does not agree" in text.stdout
+    for arguments in (
+        ("--config", "llama-3-8b", "--log", str(bad)),
+        ("--config", "llama-3-8b", "--log", str(tmp_path / "none.log")),
+        ("--config", "no-such-model", "--log", str(good)),
+    ):
+        failed = run(*arguments)
+        assert failed.returncode == 2 and failed.stderr.startswith("kvlab: ")
+        assert "Traceback" not in failed.stderr
+
+
+def test_the_page_asks_the_same_function():
+    log = (LOGS / "vllm-v1-two-lines.log").read_text()
+    reply = json.loads(answer_json("audit", json.dumps({"model": "llama-3-8b", "log": log})))
+    assert reply["ok"]["agrees"]
+    pasted = json.dumps({"model_type": "llama", "hidden_size": 4096})
+    reply = json.loads(answer_json("audit", json.dumps({"config": pasted, "log": log})))
+    assert reply["error"]["name"].endswith("Error") and reply["error"]["message"]
