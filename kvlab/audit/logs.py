@@ -168,7 +168,8 @@ def _sglang(text: str) -> EngineLog:
 
 _COUNT = "([0-9]{1,12})"
 _CELLS = re.compile(
-    rf"size =\s*{_NUMBER} MiB \(\s*{_COUNT} cells,\s*{_COUNT} layers,\s*[0-9]+(?:/{_COUNT})? seqs\), "
+    rf"size =\s*{_NUMBER} MiB \(\s*{_COUNT} cells,\s*{_COUNT} layers,"
+    rf"\s*[0-9]+(?:/{_COUNT})? seqs\), "
     rf"K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB"
 )
 _SELF = re.compile(
