@@ -63,8 +63,7 @@ def norm_params(spec: ModelSpec):
 def streamed_params(spec: ModelSpec):
     """Matrix weights that a decode step multiplies by: every layer and the output head.
 
-    The input embedding is gathered, one row a token, and not streamed; a tied matrix is
-    streamed once, as the head.
+    The input embedding is gathered, not streamed; a tied matrix is streamed once, as the head.
     """
     if not spec.is_dense_llama:
         raise NotDenseLlama(
@@ -138,6 +137,11 @@ def attention_flops_uncached_step(spec: ModelSpec, context):
     The exact count, `causal_pairs(s, s)`, has s / 2 pairs more (the diagonal's other half).
     """
     return _divide(attention_flops(spec, context**2), 2)
+
+
+def key_rotation_flops(spec: ModelSpec, num_tokens):
+    """Turning the keys of m tokens on all layers: two products and a sum a number, all dims."""
+    return 3 * spec.num_layers * spec.num_kv_heads * spec.head_dim * num_tokens
 
 
 def cached_step_flops(spec: ModelSpec, num_parameters, context):

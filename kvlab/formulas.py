@@ -174,6 +174,7 @@ SECTIONS: dict[str, tuple[Formula, ...]] = {
             costs.attention_flops,
             costs.attention_flops_cached_step,
             costs.attention_flops_uncached_step,
+            costs.key_rotation_flops,
             costs.cached_step_flops,
             costs.uncached_step_flops,
         ),
