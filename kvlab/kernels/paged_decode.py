@@ -27,12 +27,12 @@ except ImportError:
     tl = None
 
 
-def _jit(function):
+def jit(function):
     """triton.jit, where there is Triton."""
     return triton.jit(function) if triton is not None else function
 
 
-@_jit
+@jit
 def kv_offset(block_id, slot, head, stride_block, stride_token, stride_head):
     """Elements from the cache's start to row (block_id, slot, head).
 
@@ -42,7 +42,7 @@ def kv_offset(block_id, slot, head, stride_block, stride_token, stride_head):
     return block_id * stride_block + slot * stride_token + head * stride_head
 
 
-@_jit
+@jit
 def fold_tile(top, total, acc, q, k, v, visible, scale):
     """Fold one tile of keys into the running softmax of a group of query heads.
 
@@ -59,7 +59,7 @@ def fold_tile(top, total, acc, q, k, v, visible, scale):
     return new_top, total, acc
 
 
-@_jit
+@jit
 def decode_split(
     out_ptr,  # [num_seqs, num_heads, num_splits, VALUE_DIM], contiguous
     lse_ptr,  # [num_seqs, num_heads, num_splits], contiguous
@@ -164,7 +164,7 @@ def decode_split(
     tl.store(lse_ptr + row, lse, mask=g < GROUP)
 
 
-@_jit
+@jit
 def merge_splits(
     out_ptr,  # [rows, VALUE_DIM], contiguous; a row is one (sequence, query head)
     lse_ptr,  # [rows], contiguous

@@ -1,0 +1,278 @@
+"""Exercises of chapter 6: the running softmax, the merge, the splits, and the floor in time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kvlab import costs
+from kvlab.configs import hardware, preset
+from kvlab.exercises import Exercise, Wrong, number, register
+from kvlab.kernels.lesson import decode_with, merge_with
+from kvlab.kernels.reference import merge, paged_decode_reference
+from kvlab.kernels.splits import PROGRAMS_PER_MULTIPROCESSOR
+from kvlab.kernels.walk import fold_tile, paged_decode_walk
+
+_TOTAL, _TOP, _NEW = 3.0, 2.0, (4.0, 2.0)
+_SUM = _TOTAL * math.exp(-2) + 1 + math.exp(-2)
+
+register(
+    Exercise(
+        id="6.1",
+        title="A sum under a new maximum",
+        question=(
+            f"So far the largest score is {_TOP:g} and the sum of exp(score - largest) is "
+            f"{_TOTAL:g}. A tile with the scores {_NEW[0]:g} and {_NEW[1]:g} comes in. What is the "
+            "sum now?"
+        ),
+        check=number(
+            _SUM,
+            [
+                (_TOTAL + 1 + math.exp(-2), "the old sum was taken under the old maximum; under "
+                 "the new one each of its terms is smaller"),
+                (_TOTAL * math.exp(2) + 1 + math.exp(-2), "the old sum shrinks when the maximum "
+                 "grows: exp(old - new), not exp(new - old)"),
+                (_TOTAL + math.exp(2) + 1, "these are the new scores under the old maximum; right "
+                 "in mathematics, but it is how exp overflows"),
+                (1 + math.exp(-2), "that is the new tile alone"),
+                (_TOTAL * math.exp(-2) + 2, "the second score is not the largest: its term is "
+                 "exp(2 - 4)"),
+                (_TOTAL * math.exp(-2) + math.exp(4) + math.exp(2), "the new scores, too, count "
+                 "from the new maximum"),
+            ],
+            "old sum x exp(old maximum - new maximum) + sum of exp(new score - new maximum)",
+            rel_tol=1e-4,
+        ),
+        solution=_SUM,
+        hint="Which number must every term be divided by now that the largest score is 4, not 2?",
+    )
+)  # fmt: skip
+
+
+def _paged(seq_lens: list[int], num_blocks: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(6)
+    query = 2 * torch.randn(len(seq_lens), 6, 16, generator=generator)
+    keys, values = (torch.randn(num_blocks, 8, 2, 16, generator=generator) for _ in range(2))
+    tables = torch.randperm(num_blocks, generator=generator)[: len(seq_lens) * 8]
+    return query, keys, values, tables.view(len(seq_lens), 8), torch.tensor(seq_lens)
+
+
+_CASE = _paged([61, 33], 17)
+_SCALE = 0.4
+
+
+def _unmasked(top, total, acc, q, k, v, visible, scale):
+    return fold_tile(top, total, acc, q, k, v, torch.ones_like(visible), scale)
+
+
+def _unscaled(top, total, acc, q, k, v, visible, scale):
+    return fold_tile(top, total, acc, q, k, v, visible, 1.0)
+
+
+def _total_kept(top, total, acc, q, k, v, visible, scale):
+    new_top, new_total, new_acc = fold_tile(top, total, acc, q, k, v, visible, scale)
+    return new_top, new_total + total * (1 - torch.exp(top - new_top)), new_acc
+
+
+def _acc_kept(top, total, acc, q, k, v, visible, scale):
+    new_top, new_total, new_acc = fold_tile(top, total, acc, q, k, v, visible, scale)
+    return new_top, new_total, new_acc + acc * (1 - torch.exp(top - new_top))[:, None]
+
+
+def _last_tile(top, total, acc, q, k, v, visible, scale):
+    nothing = torch.full_like(top, float("-inf"))
+    return fold_tile(nothing, 0 * total, 0 * acc, q, k, v, visible, scale)
+
+
+def _divided(top, total, acc, q, k, v, visible, scale):
+    new_top, new_total, new_acc = fold_tile(top, total, acc, q, k, v, visible, scale)
+    return new_top, new_total, new_acc / new_total[:, None]
+
+
+_FOLD_TRAPS: list[tuple[Callable, str]] = [
+    (_unmasked, "masked keys count: they were loaded as zeros, so their score is 0 and their "
+     "weight exp(0 - largest). Give them minus infinity before anything is exponentiated"),
+    (_unscaled, "the scores are not multiplied by scale"),
+    (_total_kept, "`total` is added to without shrinking what was there before"),
+    (_acc_kept, "`acc` is added to without shrinking what was there before"),
+    (_last_tile, "only the last tile is left: fold it into the sums, do not replace them"),
+    (_divided, "acc is divided inside the loop; it is a running sum, divided once at the end"),
+]  # fmt: skip
+
+
+def _run(call: Callable[[], Any], what: str) -> Any:
+    try:
+        return call()
+    except Exception as error:  # a reader's function may raise anything
+        line = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise Wrong(f"{what} does not run: {line[0]}") from None
+
+
+def _check_fold(answer: Any) -> None:
+    """6.2 asks for fold(top, total, acc, q, k, v, visible, scale), Triton or torch."""
+    if not (callable(answer) or hasattr(answer, "fn")):
+        raise Wrong("define fold(top, total, acc, q, k, v, visible, scale) and pass the function")
+    out = _run(lambda: decode_with(answer, *_CASE, scale=_SCALE, num_splits=1), "your fold")
+    want = paged_decode_reference(*_CASE, scale=_SCALE)[0].float()
+    if torch.allclose(out, want, atol=1e-4, rtol=1e-4):
+        return
+    if not out.isfinite().all():
+        raise Wrong(
+            "the output is not finite: subtract the new largest score before exp, and let the "
+            "largest score of nothing be minus infinity only in the first turn"
+        )
+    for trap, mistake in _FOLD_TRAPS:
+        wrong = paged_decode_walk(*_CASE, scale=_SCALE, num_splits=1, fold=trap)[0]
+        if torch.allclose(out, wrong, atol=1e-3, rtol=1e-3):
+            raise Wrong(mistake)
+    raise Wrong(
+        "the output differs from float64. In order: scores, mask, new largest score, exp, shrink "
+        "the old sums, add the new ones"
+    )
+
+
+register(
+    Exercise(
+        id="6.2",
+        title="The masked inner step",
+        question=(
+            "Write fold(top, total, acc, q, k, v, visible, scale) with tl (or torch): fold one "
+            "tile of keys into the running softmax. q [G, D], k [N, D], v [N, DV], visible [N]; "
+            "masked rows of k and v are zeros. Return the new top, total and acc."
+        ),
+        check=_check_fold,
+        solution=fold_tile,
+        hint="A masked key must have weight 0. Which score does that? And exp of what shrinks acc?",
+    )
+)
+
+_LSES = torch.tensor([[3.0, -1.0, 2.5], [float("-inf"), 1.0, float("-inf")],
+                      [float("-inf")] * 3, [120.0, 118.0, 121.0]])  # fmt: skip
+_PARTS = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(7))
+_PARTS[_LSES.isneginf()] = 0
+
+
+def _check_merge(answer: Any) -> None:
+    """6.3 asks for merge_two(out_a, lse_a, out_b, lse_b), Triton or torch."""
+    if not (callable(answer) or hasattr(answer, "fn")):
+        raise Wrong("define merge_two(out_a, lse_a, out_b, lse_b) and pass the function")
+    out, lse = _run(lambda: merge_with(answer, _PARTS, _LSES), "your merge_two")
+    want, want_lse = merge(_PARTS.transpose(0, 1), _LSES.T)
+    if not torch.allclose(lse[0], want_lse[0], atol=1e-3):
+        if torch.allclose(lse[0], _LSES[0].max(), atol=1e-3):
+            raise Wrong("the lse returned is the larger of the two; the sums behind both add up")
+        if torch.allclose(lse[0], _LSES[0].sum(), atol=1e-3):
+            raise Wrong("the lse is a logarithm: add exp(lse), then take the logarithm again")
+        raise Wrong("the lse of both is log(exp(lse_a) + exp(lse_b)), natural logarithm")
+    if torch.allclose(out[0], ((_PARTS[0, 0] + _PARTS[0, 1]) / 2 + _PARTS[0, 2]) / 2, atol=1e-3):
+        raise Wrong("that is the average; a part weighs exp(its lse)")
+    if not torch.allclose(out[0], want[0], atol=1e-3):
+        swapped = merge_with(_swapped, _PARTS, _LSES)[0]
+        if torch.allclose(out[0], swapped[0], atol=1e-3):
+            raise Wrong("the weights are swapped: out_a weighs exp(lse_a)")
+        raise Wrong("divide the weighted sum by the sum of the weights")
+    if not (out[2].isfinite().all() and lse[2].isneginf() and out[1].isfinite().all()):
+        raise Wrong(
+            "two empty parts give something that is not a number: minus infinity less minus "
+            "infinity. Nothing merged with nothing is 0, with lse minus infinity"
+        )
+    if not torch.allclose(out[3], want[3], atol=1e-3):
+        raise Wrong("exp(120) overflows: subtract the larger lse from both before exp")
+    if not torch.allclose(out, want, atol=1e-3):
+        raise Wrong("right for two full parts, wrong when one of them is empty")
+
+
+def _two(out_a, lse_a, out_b, lse_b):
+    out, lse = merge(torch.stack((out_a, out_b)), torch.stack((lse_a[:, 0], lse_b[:, 0])))
+    return out, lse[:, None]
+
+
+def _swapped(out_a, lse_a, out_b, lse_b):
+    out, _ = _two(out_b, lse_a, out_a, lse_b)
+    return out, _two(out_a, lse_a, out_b, lse_b)[1]
+
+
+register(
+    Exercise(
+        id="6.3",
+        title="The merge",
+        question=(
+            "Write merge_two(out_a, lse_a, out_b, lse_b) with tl (or torch): two partial outputs "
+            "over different keys, [DV], and their log-sum-exps, [1]. Return the output and the lse "
+            "over all of the keys. An empty part is out 0, lse minus infinity; so are two of them."
+        ),
+        check=_check_merge,
+        solution=_two,
+        hint="Each part was divided by exp(its lse). Multiply back, add, divide by what both make.",
+    )
+)
+
+_MULTIPROCESSORS = hardware("a100-80gb").num_multiprocessors
+_SLOTS = _MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR
+_LLAMA = preset("llama-3-8b")
+_HKV, _H = _LLAMA.num_kv_heads, _LLAMA.num_heads
+
+register(
+    Exercise(
+        id="6.4",
+        title="An idle card",
+        question=(
+            f"One sequence, {_LLAMA.name} ({_H} query heads, {_HKV} KV heads), an A100 with "
+            f"{_MULTIPROCESSORS} multiprocessors and {PROGRAMS_PER_MULTIPROCESSOR} program slots "
+            "on each. Without splitting, which share of the slots has work?"
+        ),
+        check=number(
+            _HKV / _SLOTS,
+            [
+                (_H / _SLOTS, "one program serves all query heads of a KV head"),
+                (_HKV / _MULTIPROCESSORS, f"each multiprocessor has {PROGRAMS_PER_MULTIPROCESSOR} "
+                 "slots"),
+                (_H / _MULTIPROCESSORS, "count KV heads, and slots rather than multiprocessors"),
+                (1 / _SLOTS, "one sequence is several programs: one for each KV head"),
+                (_HKV, "that is the number of programs; which share of the slots is it?"),
+                (100 * _HKV / _SLOTS, "a share between 0 and 1, please, not per cent"),
+            ],
+            "programs without a split = sequences x KV heads; slots = multiprocessors x 2",
+            rel_tol=1e-3,
+        ),
+        solution=_HKV / _SLOTS,
+        hint="How many programs are launched for one sequence, and how many could run at once?",
+    )
+)  # fmt: skip
+
+_CARD = hardware("l4")
+_BATCH, _CONTEXT = 16, 8192
+_LAYER_BYTES = costs.kv_bytes_per_token(_LLAMA) // _LLAMA.num_layers * _BATCH * _CONTEXT
+_FLOOR = _LAYER_BYTES / _CARD.bandwidth_bytes_per_second * 1e3
+
+register(
+    Exercise(
+        id="6.5",
+        title="The floor of one layer",
+        question=(
+            f"{_BATCH} sequences of {_CONTEXT} tokens, {_LLAMA.name} in bf16, an L4 with "
+            f"{_CARD.bandwidth_bytes_per_second / 1e9:g} GB/s. How many milliseconds must decode "
+            "attention take at the least, in one layer?"
+        ),
+        check=number(
+            _FLOOR,
+            [
+                (_FLOOR / 2, "both K and V are read"),
+                (_FLOOR * _H / _HKV, "K and V are read once for all query heads of a KV head"),
+                (_FLOOR * _LLAMA.num_layers, "that is the whole model; the question is about one "
+                 "layer"),
+                (_FLOOR / _BATCH, "every sequence has K and V of its own"),
+                (_FLOOR / 1e3, "that is in seconds"),
+                (_FLOOR * 2, "a bf16 number has two bytes"),
+                (_FLOOR * 1e9 / 2**30, "bandwidth is quoted in powers of ten: GB, not GiB"),
+            ],
+            "bytes = sequences x tokens x KV heads x 2 x head size x 2; divide by the bandwidth",
+            rel_tol=1e-3,
+        ),
+        solution=_FLOOR,
+        hint="Attention can be no faster than its K and V can be read. How many bytes are they?",
+    )
+)  # fmt: skip
