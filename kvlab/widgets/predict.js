@@ -71,7 +71,11 @@ function render({ model, el }) {
     if (fresh) { keep(model, guess); again.input.focus(); }
   }
 
-  box.input.addEventListener("keydown", (event) => { if (event.key === "Enter") commit.input.click(); });
+  box.input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // the focus moves to "Guess again", which this key must not press
+    commit.input.click();
+  });
   root.append(h("p", {}, model.get("question")),
     h("div", { class: "kvlab-row" }, box.element, commit.element, again.element), result, why);
   const before = remembered(model);

@@ -236,7 +236,9 @@ const colour = (name) => `var(--kv-${name})`;
 // Bytes in powers of ten say GB, in powers of two GiB. Values may be numbers or BigInts.
 
 function digits(value, places) {
-  return Number(value).toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
+  // Halves go to the even digit, as in Python: 288.125 is 288.12 on both sides.
+  return Number(value).toLocaleString("en-US", {
+    minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven" });
 }
 
 function scaled(value, base, units, places) {
