@@ -12,7 +12,7 @@ registry.py says what a fault is, seams.py how one is switched on, guide.py prin
 the field guide.
 """
 
-from kvlab.faults import attention, cache, kernel, loop, position, rotation
+from kvlab.faults import attention, cache, kernel, loop, paged, position, rotation
 from kvlab.faults.registry import (
     LAYERS,
     Fault,
@@ -43,6 +43,7 @@ __all__ = [
     "loop",
     "off",
     "on",
+    "paged",
     "position",
     "register",
     "rotation",
