@@ -11,6 +11,7 @@ import torch
 from kvlab import costs
 from kvlab.configs import hardware, preset
 from kvlab.exercises import Exercise, Wrong, number, register
+from kvlab.exercises.ch06_folds import FOLD_TRAPS
 from kvlab.kernels.lesson import decode_with, merge_with
 from kvlab.kernels.reference import merge, paged_decode_reference
 from kvlab.kernels.splits import PROGRAMS_PER_MULTIPROCESSOR
@@ -64,45 +65,6 @@ _CASE = _paged([61, 33], 17)
 _SCALE = 0.4
 
 
-def _unmasked(top, total, acc, q, k, v, visible, scale):
-    return fold_tile(top, total, acc, q, k, v, torch.ones_like(visible), scale)
-
-
-def _unscaled(top, total, acc, q, k, v, visible, scale):
-    return fold_tile(top, total, acc, q, k, v, visible, 1.0)
-
-
-def _total_kept(top, total, acc, q, k, v, visible, scale):
-    new_top, new_total, new_acc = fold_tile(top, total, acc, q, k, v, visible, scale)
-    return new_top, new_total + total * (1 - torch.exp(top - new_top)), new_acc
-
-
-def _acc_kept(top, total, acc, q, k, v, visible, scale):
-    new_top, new_total, new_acc = fold_tile(top, total, acc, q, k, v, visible, scale)
-    return new_top, new_total, new_acc + acc * (1 - torch.exp(top - new_top))[:, None]
-
-
-def _last_tile(top, total, acc, q, k, v, visible, scale):
-    nothing = torch.full_like(top, float("-inf"))
-    return fold_tile(nothing, 0 * total, 0 * acc, q, k, v, visible, scale)
-
-
-def _divided(top, total, acc, q, k, v, visible, scale):
-    new_top, new_total, new_acc = fold_tile(top, total, acc, q, k, v, visible, scale)
-    return new_top, new_total, new_acc / new_total[:, None]
-
-
-_FOLD_TRAPS: list[tuple[Callable, str]] = [
-    (_unmasked, "masked keys count: they were loaded as zeros, so their score is 0 and their "
-     "weight exp(0 - largest). Give them minus infinity before anything is exponentiated"),
-    (_unscaled, "the scores are not multiplied by scale"),
-    (_total_kept, "`total` is added to without shrinking what was there before"),
-    (_acc_kept, "`acc` is added to without shrinking what was there before"),
-    (_last_tile, "only the last tile is left: fold it into the sums, do not replace them"),
-    (_divided, "acc is divided inside the loop; it is a running sum, divided once at the end"),
-]  # fmt: skip
-
-
 def _run(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
@@ -124,7 +86,7 @@ def _check_fold(answer: Any) -> None:
             "the output is not finite: subtract the new largest score before exp, and let the "
             "largest score of nothing be minus infinity only in the first turn"
         )
-    for trap, mistake in _FOLD_TRAPS:
+    for trap, mistake in FOLD_TRAPS:
         wrong = paged_decode_walk(*_CASE, scale=_SCALE, num_splits=1, fold=trap)[0]
         if torch.allclose(out, wrong, atol=1e-3, rtol=1e-3):
             raise Wrong(mistake)
