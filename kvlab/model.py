@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.errors import KvlabError
-from kvlab.rope import RopeTable, apply_rope
+from kvlab.rope import RopeTable, apply_rope, prepare_rotation
 from kvlab.specs import ModelSpec
 
 __all__ = ["Attend", "Decoder", "WeightError", "random_weights"]
@@ -134,7 +134,7 @@ class Decoder:
         hidden = F.embedding(token_ids.reshape(-1), self.embed_tokens)  # [tokens, d]
         if hidden.shape[0] == 1:
             hidden = hidden[0]  # [d]: one token is a vector, and a product with it a torch.mv
-        cos, sin = self.rope.rows(positions)  # [*lead, d_h / 2], shared by all layers
+        cos, sin = prepare_rotation(*self.rope.rows(positions))  # shared by all layers
         for index, layer in enumerate(self.layers):
             hidden = layer.forward(index, hidden, lead, cos, sin, attend)
         if isinstance(rows, str):
@@ -142,8 +142,8 @@ class Decoder:
             hidden = hidden[0] if hidden.shape[:-1] == (1,) else hidden
         elif rows is not None:
             hidden, lead = hidden.view(-1, self.spec.hidden_size)[rows], rows.shape
-        hidden = rms_norm(hidden, self.norm, self.spec.rms_norm_eps)
-        return project(self.lm_head, hidden).view(*lead, self.spec.vocab_size)
+        logits = norm_project(self.lm_head, hidden, self.norm, self.spec.rms_norm_eps)
+        return logits.view(*lead, self.spec.vocab_size)
 
 
 class DecoderLayer:
@@ -173,16 +173,16 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """hidden [tokens, d], or [d] for a single token -> the same shape."""
         h, h_kv = self.num_heads, self.num_kv_heads
-        normed = rms_norm(hidden, self.input_norm, self.eps)
-        qkv = project(self.qkv_proj, normed).view(*lead, h + 2 * h_kv, self.head_dim)
+        qkv = norm_project(self.qkv_proj, hidden, self.input_norm, self.eps)
+        qkv = qkv.view(*lead, h + 2 * h_kv, self.head_dim)
         # Q and K are rotated together, and before anything is cached; V is not rotated.
         rotated = apply_rope(qkv.narrow(-2, 0, h + h_kv), cos, sin)
         query, key = rotated.split((h, h_kv), dim=-2)
         value = qkv.narrow(-2, h + h_kv, h_kv)
         attended = attend(index, query, key, value).reshape(*hidden.shape[:-1], h * self.head_dim)
         hidden = add_project(hidden, self.o_proj, attended)
-        normed = rms_norm(hidden, self.mlp_norm, self.eps)
-        gate, up = project(self.gate_up_proj, normed).chunk(2, dim=-1)
+        gate_up = norm_project(self.gate_up_proj, hidden, self.mlp_norm, self.eps)
+        gate, up = gate_up.chunk(2, dim=-1)
         return add_project(hidden, self.down_proj, F.silu(gate) * up)
 
 
@@ -198,12 +198,29 @@ def lay_out(weight: torch.Tensor) -> torch.Tensor:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 at least."""
-    if x.dim() == 1 and x.device.type == "cpu":
-        # One vector: the sum of squares is one dot product, and the rest is two multiplications.
+    if is_cpu_vector(x):
         wide = x if x.dtype == torch.float64 else x.float()
-        scale = (float(torch.dot(wide, wide)) / x.shape[0] + eps) ** -0.5
-        return (wide * weight).mul_(scale).to(x.dtype)
+        return (wide * weight).mul_(rms_scale(wide, eps)).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def rms_scale(x: torch.Tensor, eps: float) -> float:
+    """1 / sqrt(mean(x^2) + eps) of one vector: the sum of squares is one dot product."""
+    return (float(torch.dot(x, x)) / x.shape[0] + eps) ** -0.5
+
+
+def is_cpu_vector(x: torch.Tensor) -> bool:
+    """One token on a CPU: a number can be taken out of a tensor without waiting for a device."""
+    return x.dim() == 1 and x.device.type == "cpu"
+
+
+def norm_project(
+    weight: torch.Tensor, x: torch.Tensor, norm: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """weight times rms_norm(x); the norm's factor rides along in the product where it can."""
+    if is_cpu_vector(x) and x.dtype != torch.bfloat16:
+        return torch.addmv(norm[:1], weight, x * norm, beta=0, alpha=rms_scale(x, eps))
+    return project(weight, rms_norm(x, norm, eps))
 
 
 def project(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ __all__ = [
     "StaleRotation",
     "apply_rope",
     "interleave_permutation",
+    "prepare_rotation",
     "rope_inv_freq",
     "rope_tables",
     "table_id",
@@ -76,25 +77,36 @@ def apply_rope(
     """Rotate the heads of x. Same shape and dtype come back.
 
     x            [..., heads, head_dim]: queries or keys, before the cache write
-    cos, sin     [..., rotary_dim / 2]: the rows of x's positions; one row serves all heads
+    cos, sin     [..., rotary_dim / 2]: the rows of x's positions; one row serves all heads.
+                 Or what prepare_rotation made of them.
     interleaved  False: dimension i is paired with i + rotary_dim / 2 (Llama in Hugging Face
                  format, GPT-NeoX). True: dimension 2i with 2i + 1 (the original layout).
     """
-    half = cos.shape[-1]
-    assert x.shape[-1] >= 2 * half, f"head_dim {x.shape[-1]} is below the {2 * half} rotated dims"
-    turned = x if 2 * half == x.shape[-1] else x[..., : 2 * half]
-    # The two numbers of a pair along one axis: [..., half, 2] or [..., 2, half].
-    sizes, pair = ((half, 2), -1) if interleaved else ((2, half), -2)
+    if cos.dim() == x.dim() - 1:
+        cos, sin = prepare_rotation(cos, sin)
+    if interleaved:
+        cos, sin = cos.transpose(-1, -2), sin.transpose(-1, -2)
+    # The two numbers of a pair lie along one axis of their own: [..., 2, half] or [..., half, 2].
+    sizes, pair = cos.shape[-2:], -1 if interleaved else -2
+    width = sizes[0] * sizes[1]
+    assert x.shape[-1] >= width, f"head_dim {x.shape[-1]} is below the {width} rotated dims"
+    turned = x if width == x.shape[-1] else x[..., :width]
     turned = turned.to(torch.promote_types(x.dtype, cos.dtype)).unflatten(-1, sizes)
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # one row for all heads
-    # first * cos - second * sin and second * cos + first * sin, in three operator calls.
-    rotated = turned * cos.unsqueeze(pair)
-    rotated.select(pair, 0).addcmul_(turned.select(pair, 1), sin, value=-1)
-    rotated.select(pair, 1).addcmul_(turned.select(pair, 0), sin)
-    rotated = rotated.flatten(-2).to(x.dtype)
-    if 2 * half == x.shape[-1]:
+    # Each times cos, plus its partner times sin, where the first's partner counts negative.
+    rotated = (turned * cos).add_(turned.flip(pair).mul_(sin)).flatten(-2).to(x.dtype)
+    if width == x.shape[-1]:
         return rotated
-    return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
+    return torch.cat((rotated, x[..., width:]), dim=-1)
+
+
+def prepare_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Angles laid out for apply_rope once, where many layers use the same ones.
+
+    cos, sin [..., rotary_dim / 2] -> [..., 1, 2, rotary_dim / 2]: one row for all heads, and both
+    numbers of a pair. The first of them gets minus its partner times sin, so its sin is negative.
+    """
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    return torch.stack((cos, cos), dim=-2), torch.stack((-sin, sin), dim=-2)
 
 
 def interleave_permutation(rotary_dim: int) -> torch.Tensor:
