@@ -23,6 +23,7 @@ FUNCTIONS: dict[str, str] = {
     "kv_formats": "kvlab.kv_reports:ask_formats",
     "audit": "kvlab.audit:ask_audit",
     "capacity": "kvlab.capacity_reports:ask_capacity",
+    "pool_trace": "kvlab.paging_lab:pool_trace",
     "schedule_trace": "kvlab.workload:schedule_trace",
 }
 

@@ -37,7 +37,7 @@ def sharer_outlives_owner(model: Decoder) -> torch.Tensor:
     with suppress(OutOfBlocks):  # 3 blocks are free, C needs 6
         decoder.prefill(decoder.sequence(_ids(model, 40, 64)))
     rows = []
-    for token in _ids(model, 14, 17):
+    for token in _ids(model, 14, 16):
         second.append(token)
         rows.append(decoder.forward([(second, 1)])[-1])
     return torch.stack(rows)

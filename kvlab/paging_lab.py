@@ -1,0 +1,220 @@
+"""The pool as a laboratory: a list of operations in, the pool after each of them out.
+
+The widget of chapter 5 asks this. The blocks, tables and hashes are kvlab's own; only the model
+is missing, since who holds which block does not depend on what the tokens say. Every question is
+answered from its operations alone, so nothing is remembered between two of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from kvlab.block_tables import BlockManager
+from kvlab.blocks import NULL_BLOCK, BlockPool
+from kvlab.errors import KvlabError
+from kvlab.paging_breaks import break_pool
+from kvlab.sequence import Sequence
+
+MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_OPERATIONS, MAX_TOKENS = 48, 16, 80, 64
+
+#: What prompts are cut from: equal beginnings are what prefix caching lives on.
+TEXTS = {
+    "story": "once upon a time there was a small cache that never forgot a single key".split(),
+    "recipe": "take two blocks of butter and fold them into one page of flour then wait".split(),
+    "letter": "dear reader thank you for the tokens that you sent us on monday morning".split(),
+}
+
+
+class LabError(KvlabError):
+    """A question that the laboratory cannot take as it stands."""
+
+
+def pool_trace(
+    operations: Seq[Mapping] | None = None,
+    *,
+    num_blocks: int = 12,
+    block_size: int = 4,
+    prefix_caching: bool = True,
+    eviction: str = "lru",
+    full_hit: str = "block",
+    seed: int | None = None,
+    length: int = 24,
+) -> dict:
+    """Run operations and return {"operations", "states"}: one state before, one after each.
+
+    num_blocks   usable blocks; the null block comes on top
+    seed         make `length` random operations instead of taking `operations`
+
+    A refused operation is a state too: it changes nothing, and its text is the error's.
+    """
+    if not 1 <= num_blocks <= MAX_BLOCKS or not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise LabError(
+            f"{num_blocks} blocks of {block_size}: this laboratory takes 1 to {MAX_BLOCKS} blocks "
+            f"of 1 to {MAX_BLOCK_SIZE} tokens"
+        )
+    lab = PoolLab(num_blocks, block_size, prefix_caching, eviction, full_hit)
+    chooser = random.Random(seed) if seed is not None else None
+    wanted = list(operations or [])
+    if len(wanted) > MAX_OPERATIONS or length > MAX_OPERATIONS:
+        raise LabError(f"too many operations: at most {MAX_OPERATIONS}, start a new pool")
+    states, done = [lab.state("An empty pool. Every block but the null block is free.")], []
+    for i in range(length if chooser else len(wanted)):
+        operation = lab.random_operation(chooser) if chooser else dict(wanted[i])
+        done.append(operation)
+        states.append(lab.run(operation))
+    return {"operations": done, "states": states}
+
+
+class PoolLab:
+    """One pool, the sequences on it, and a text for what happened last."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_caching: bool, eviction: str, full_hit: str
+    ) -> None:
+        pool = BlockPool(num_blocks + 1, block_size, eviction=eviction)
+        self.manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
+        self.live: dict[str, Sequence] = {}
+        self.names = (chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(10**6))
+
+    def run(self, operation: Mapping) -> dict:
+        """Do one operation; errors become the state's text, and findings speak for themselves."""
+        kind = str(operation.get("op"))
+        action = getattr(self, f"_{kind}", None)
+        if kind not in OPERATIONS or action is None:
+            raise LabError(f"operation {kind!r}: choose one of {', '.join(OPERATIONS)}")
+        arguments = {key: value for key, value in operation.items() if key != "op"}
+        try:
+            text, copies = action(**arguments)
+            return self.state(text, copies)
+        except KvlabError as error:
+            return self.state(f"Refused. {type(error).__name__}: {error}", refused=True)
+        except (IndexError, KeyError) as error:  # only a pool that was broken by hand gets here
+            return self.state(f"The broken pool failed: {error!r}", refused=True)
+
+    def random_operation(self, chooser: random.Random) -> dict:
+        """Arrivals and decode steps mostly, with forks, rollbacks and departures between."""
+        names = list(self.live)
+        kinds = ["arrive"] if not names else [
+            *["append"] * 7, *["arrive"] * 3, "fork", "truncate", "free", "free", "preempt",
+        ]  # fmt: skip
+        kind = chooser.choice(kinds)
+        if kind == "arrive":
+            text = chooser.choice(list(TEXTS))
+            return {"op": kind, "text": text, "length": chooser.randint(3, 13)}
+        name = chooser.choice(names)
+        if kind == "truncate":
+            return {"op": kind, "name": name, "drop": chooser.randint(1, 4)}
+        return {"op": kind, "name": name}
+
+    # -- operations: each returns (text, block copies) -----------------------------------
+
+    def _seq(self, name: str) -> Sequence:
+        if name not in self.live:
+            raise LabError(f"no sequence {name!r} is here; there are {sorted(self.live)}")
+        return self.live[name]
+
+    def _arrive(self, text: str = "story", length: int = 8) -> tuple[str, list]:
+        if text not in TEXTS or not 1 <= length <= len(TEXTS[text]):
+            raise LabError(f"text {text!r} with {length} words: texts have up to 14 words")
+        words = TEXTS[text][:length]
+        base = 100 * list(TEXTS).index(text)
+        seq = Sequence(next(self.names), [base + i for i in range(length)])
+        seq.words = list(words)  # type: ignore[attr-defined]
+        hit = self.manager.match_prefix(seq)
+        copies = self.manager.start(seq, seq.num_tokens - hit.num_tokens, hit)
+        computed = seq.num_uncomputed_tokens
+        self.live[seq.request_id] = seq
+        self.manager.mark_computed(seq, computed)
+        found = f"{hit.num_tokens} tokens found in the cache, " if hit.num_tokens else ""
+        return f"{seq.request_id} arrives with {length} tokens: {found}{computed} computed.", copies
+
+    def _append(self, name: str) -> tuple[str, list]:
+        seq = self._seq(name)
+        if seq.num_tokens >= MAX_TOKENS:
+            raise LabError(f"{name} has {MAX_TOKENS} tokens, the most that fit this picture")
+        held = len(seq.block_table)
+        copies = self.manager.grow(seq, 1)  # room first: a refused token is not appended
+        seq.append(10_000 + 100 * sum(map(ord, name)) + seq.num_tokens)
+        seq.words.append(f"{name.lower()}{seq.num_tokens}")  # type: ignore[attr-defined]
+        self.manager.mark_computed(seq, 1)
+        grew = " into a new block" if len(seq.block_table) > held else ""
+        copied = "".join(f" Block {s} is shared: copied to {d} first." for s, d in copies)
+        return f"{name} appends token {seq.num_tokens - 1}{grew}.{copied}", copies
+
+    def _fork(self, name: str) -> tuple[str, list]:
+        seq = self._seq(name)
+        child = self.manager.fork(seq, next(self.names))
+        child.words = list(seq.words)  # type: ignore[attr-defined]
+        self.live[child.request_id] = child
+        return (
+            f"{child.request_id} forks off {name} and shares its {len(child.block_table)} blocks.",
+            [],
+        )
+
+    def _truncate(self, name: str, drop: int = 1) -> tuple[str, list]:
+        seq = self._seq(name)
+        self.manager.drop_last(seq, min(drop, seq.num_tokens - 1))
+        del seq.words[seq.num_tokens :]  # type: ignore[attr-defined]
+        return f"{name} goes back to {seq.num_tokens} tokens.", []
+
+    def _free(self, name: str) -> tuple[str, list]:
+        seq = self._seq(name)
+        self.manager.release(seq)
+        del self.live[name]
+        return f"{name} ends. Its full blocks stay cached until they are handed out again.", []
+
+    def _preempt(self, name: str) -> tuple[str, list]:
+        seq = self._seq(name)
+        self.manager.preempt(seq)
+        del self.live[name]
+        return f"{name} is preempted and leaves: all its blocks go back at once.", []
+
+    def _break(self, what: str, number: int = 1) -> tuple[str, list]:
+        return break_pool(self.manager, what, number), []
+
+    # -- the picture ----------------------------------------------------------------------
+
+    def state(self, text: str, copies: Seq[tuple[int, int]] = (), refused: bool = False) -> dict:
+        """Everything that is drawn, in JSON: blocks, free list, sequences, findings, counters."""
+        manager, pool = self.manager, self.manager.pool
+        bs = manager.block_size
+        blocks = [
+            {"id": b.block_id, "ref": b.ref_count, "cached": b.prefix is not None,
+             "owners": [], "filled": bs if b.prefix else 0}
+            for b in pool.blocks
+        ]  # fmt: skip
+        for seq in self.live.values():
+            for index, block_id in enumerate(seq.block_table):
+                if NULL_BLOCK < block_id < len(blocks):
+                    block = blocks[block_id]
+                    block["owners"].append(seq.request_id)
+                    filled = min(bs, max(0, seq.num_computed_tokens - index * bs))
+                    block["filled"] = max(block["filled"], filled)
+        stats = manager.stats
+        return {
+            "text": text,
+            "refused": refused,
+            "copies": [list(pair) for pair in copies],
+            "blocks": blocks,
+            "free": list(pool.free_list),
+            "sequences": [
+                {"name": s.request_id, "words": list(s.words),  # type: ignore[attr-defined]
+                 "computed": s.num_computed_tokens, "table": list(s.block_table)}
+                for s in self.live.values()
+            ],
+            "findings": manager.findings(),
+            "counts": {
+                "in_use": pool.num_usable_blocks - pool.num_free_blocks,
+                "free": pool.num_free_blocks,
+                "cached": pool.num_evictable_blocks,
+                "evictions": pool.num_evictions,
+                "hit_tokens": stats.hit_tokens,
+                "queried_tokens": stats.queried_tokens,
+            },
+        }  # fmt: skip
+
+
+#: Names of operations a question may contain.
+OPERATIONS = ("arrive", "append", "fork", "truncate", "free", "preempt", "break")
