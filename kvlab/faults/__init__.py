@@ -12,7 +12,7 @@ registry.py says what a fault is, seams.py how one is switched on, guide.py prin
 the field guide.
 """
 
-from kvlab.faults import attention, cache, kernel, loop, paged, position, rotation
+from kvlab.faults import attention, cache, kernel, loop, paged, position, rotation, scheduler
 from kvlab.faults.registry import (
     LAYERS,
     Fault,
@@ -47,5 +47,6 @@ __all__ = [
     "position",
     "register",
     "rotation",
+    "scheduler",
     "watch",
 ]
