@@ -9,9 +9,16 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvlab import costs, kv_costs, units
-from kvlab.configs import hardware
+from kvlab.configs import hardware, model_index, preset_named
 from kvlab.kv_formats import storage_format
-from kvlab.kv_reports import KvReportError, asked_model, count, stored_model, whole
+from kvlab.kv_reports import (
+    KvReportError,
+    asked_model,
+    count,
+    layer_runs,
+    stored_model,
+    whole,
+)
 from kvlab.specs import ModelSpec
 
 
@@ -69,6 +76,8 @@ def capacity_report(
         "pool_tokens": None if blocks is None else kv_costs.pool_tokens(blocks, block_size),
         "kv_bytes_per_token_growing": rate,
         "fits_ignoring_utilisation": memory_bytes - per_card_weights - reserve_bytes >= needed,
+        "memory_bytes": memory_bytes,
+        "layer_runs": layer_runs(spec),
         "notes": list(spec.notes),
     }
     report["advice"] = _advice(spec, report, sequences, tokens, kv_dtype, tp, share)
@@ -118,16 +127,28 @@ def _advice(spec: ModelSpec, report: dict, sequences: int, tokens: int, kv_dtype
 def ask_capacity(
     model: str | None = None, config: str | None = None, card: str | None = None, **settings: object
 ) -> dict:
-    """`capacity_report` of a preset or a pasted config, on a named card or a number of bytes."""
+    """`capacity_report` of a preset or a pasted config, on a named card or a number of bytes.
+
+    weight_bytes may be left out where the weights can be counted: 2 bytes a parameter.
+    """
     spec = asked_model(model, config)
     if card is not None:
         device = hardware(card)
         settings.setdefault("memory_bytes", device.driver_memory_bytes or device.memory_bytes)
     if settings.get("weight_bytes") is None:
-        settings["weight_bytes"] = weight_bytes_of(spec)
+        settings["weight_bytes"] = weight_bytes_of(spec, None if config is not None else model)
     return capacity_report(spec, **settings)
 
 
-def weight_bytes_of(spec: ModelSpec) -> int:
-    """The model's weights in 2 bytes each, where they can be counted from its shape."""
-    return costs.weight_bytes(costs.resident_params(spec))
+def weight_bytes_of(spec: ModelSpec, model: str | None = None) -> int:
+    """The weights in 2 bytes each, where their number is known or follows from the shape."""
+    stem = preset_named(model) if model is not None else None
+    params = model_index()[stem]["params"] if stem is not None else None
+    if params is None and spec.is_dense_llama:
+        params = costs.resident_params(spec)
+    if params is None:
+        raise KvReportError(
+            f"weight_bytes: the weights of {spec.name} cannot be counted from its shape; expected "
+            f"their size in bytes; give it (the size of the checkpoint's files)"
+        )
+    return costs.weight_bytes(params)

@@ -21,9 +21,11 @@ __all__ = [
     "ConfigError",
     "find_model",
     "hardware",
+    "hardware_names",
     "model_index",
     "model_names",
     "preset",
+    "preset_named",
     "read_config",
 ]
 
@@ -38,16 +40,17 @@ def model_names() -> list[str]:
 
 
 @functools.cache
-def model_index() -> dict[str, dict[str, str]]:
-    """Preset -> its published name, Hugging Face id and source."""
+def model_index() -> dict[str, dict]:
+    """Preset -> its published name, Hugging Face id, source, and parameters where counted."""
     index = {}
     for stem in model_names():
         facts = json.loads((DATA_DIR / "models" / f"{stem}.json").read_text("utf-8"))
         index[stem] = {key: facts[f"_{key}"] for key in ("name", "hf_id", "source")}
+        index[stem]["params"] = facts.get("_params")
     return index
 
 
-def _preset_named(text: str) -> str | None:
+def preset_named(text: str) -> str | None:
     """The preset that a slug, a published name or a Hugging Face id means, if any."""
     wanted = _slug(text)
     if wanted in model_index():
@@ -63,7 +66,7 @@ def preset(name: str) -> ModelSpec:
 
     The published name (Llama-3-8B) and the Hugging Face id name the same file.
     """
-    stem = _preset_named(name)
+    stem = preset_named(name)
     if stem is None:
         raise ConfigError(
             "model", f"given {show(name)}; expected one of: {', '.join(model_names())}"
@@ -74,7 +77,7 @@ def preset(name: str) -> ModelSpec:
 def find_model(name_or_path: str | Path) -> ModelSpec:
     """A preset by name or Hugging Face id, else a config.json or a folder that holds one."""
     text = str(name_or_path)
-    stem = _preset_named(text)
+    stem = preset_named(text)
     if stem is not None:
         return preset(stem)
     if "/" in text or "\\" in text or text.endswith(".json") or _exists(text):
@@ -89,12 +92,16 @@ def _exists(text: str) -> bool:
         return False
 
 
+def hardware_names() -> list[str]:
+    """The cards: stems of data/hardware/*.json, sorted."""
+    return sorted(path.stem for path in (DATA_DIR / "hardware").glob("*.json"))
+
+
 def hardware(name: str) -> HardwareSpec:
     """The HardwareSpec of data/hardware/<name>.json, for example hardware("h100-sxm")."""
     path = DATA_DIR / "hardware" / f"{_slug(name)}.json"
-    known = sorted(p.stem for p in path.parent.glob("*.json"))
-    if path.stem not in known:
-        listed = ", ".join(known) or "none"
+    if path.stem not in hardware_names():
+        listed = ", ".join(hardware_names()) or "none"
         raise ConfigError("hardware", f"given {show(name)}; expected one of: {listed}")
     facts = {k: v for k, v in parse_config(path.read_text("utf-8")).items() if k[:1] != "_"}
     return HardwareSpec(**facts)

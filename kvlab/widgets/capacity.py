@@ -1,0 +1,94 @@
+"""The capacity planner of chapter 3: a card, a model, a load; what fits, and what to change."""
+
+from __future__ import annotations
+
+import traitlets
+
+from kvlab import units
+from kvlab.capacity_reports import ask_capacity
+from kvlab.configs import hardware, hardware_names, model_index, preset
+from kvlab.kv_formats import FORMATS
+from kvlab.widgets.base import LabWidget, Twin
+
+
+class Capacity(LabWidget):
+    """Does it fit? Asked of the same Python that `kvlab` runs, in the kernel or in the page.
+
+    model, card     names of data/models and data/hardware
+    utilisation     share of the card that an engine lets itself use, in percent
+    kv_dtype        a name of kvlab.kv_formats.FORMATS
+    tp              cards that the model is split over
+    tokens, sequences   the load
+
+    The first answer is computed when the widget is made, so the page shows it before any Python
+    has been started.
+    """
+
+    script = "capacity.js"
+    models = traitlets.List().tag(sync=True)
+    cards = traitlets.List().tag(sync=True)
+    formats = traitlets.List().tag(sync=True)
+    model = traitlets.Unicode("llama-3-8b").tag(sync=True)
+    card = traitlets.Unicode("h100-sxm").tag(sync=True)
+    utilisation = traitlets.Int(90).tag(sync=True)
+    kv_dtype = traitlets.Unicode("bf16").tag(sync=True)
+    tp = traitlets.Int(1).tag(sync=True)
+    tokens = traitlets.Int(8192).tag(sync=True)
+    sequences = traitlets.Int(64).tag(sync=True)
+    answer = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, **traits) -> None:
+        super().__init__(**traits)
+        self.models = [
+            {"slug": stem, "name": facts["name"], "params": facts["params"]}
+            for stem, facts in model_index().items()
+        ]
+        self.cards = [{"slug": name, "name": hardware(name).name} for name in hardware_names()]
+        self.formats = list(FORMATS)
+        self.answer = ask_capacity(**self.question())
+
+    def question(self) -> dict:
+        """What the widget asks first."""
+        return {
+            "model": self.model,
+            "card": self.card,
+            "utilisation": f"{self.utilisation / 100:.2f}",
+            "kv_dtype": self.kv_dtype,
+            "tp": self.tp,
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+        }
+
+    def twin(self) -> Twin:
+        """The plan as a table, both units in every row of bytes."""
+        answer = self.answer
+        rows = [(label, units.both_bytes(answer[key])) for label, key in BYTES]
+        rows += [
+            ("sequences that fit", f"{answer['sequences_that_fit']:,}"),
+            ("longest context each", limit_text(answer["longest_context"])),
+            ("it fits", "yes" if answer["fits"] else "no"),
+        ]
+        advice = "; or ".join(answer["advice"])
+        return Twin(
+            f"{preset(self.model).name} on {hardware(self.card).name}: {self.sequences:,} sequences "
+            f"of {self.tokens:,} tokens, {self.kv_dtype}, {self.utilisation} % of the card",
+            ("", "per card"),
+            rows,
+            note=f"To make it fit: {advice}." if advice else "",
+        )
+
+
+#: Rows of the plan: label, and the key of capacity_report.
+BYTES = (
+    ("the card's memory", "memory_bytes"),
+    ("usable share of it", "usable_bytes"),
+    ("weights", "weight_bytes_per_card"),
+    ("left for the cache", "pool_bytes"),
+    ("one sequence", "bytes_per_sequence"),
+    ("all sequences", "needed_bytes"),
+)
+
+
+def limit_text(tokens: int | None) -> str:
+    """A context limit; None means that windows alone bound the cache."""
+    return "no limit" if tokens is None else f"{tokens:,} tokens"
