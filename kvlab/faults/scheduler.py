@@ -133,7 +133,7 @@ register(
         detector="Before each forward: last position of every request == its seq_len - 1.",
         cure="Count a token as computed when its K and V are written, one step after it is "
         "sampled.",
-        source="GeeeekExplorer/nano-vllm#67",
+        source="GeeeekExplorer/nano-vllm, commits 8d63a98 to 25794a1",
     ),
     _fault(
         "context_is_query_length",
@@ -147,7 +147,7 @@ register(
         looks_like=NOTHING + "Pure prefill steps are right, because there both are equal.",
         detector="Before each forward: last position of every request == its seq_len - 1.",
         cure="Keep two tensors: query_start_loc from this step's tokens, seq_lens from all tokens.",
-        source="sgl-project/mini-sglang#47",
+        source="no public report known: derived from the two lengths of a ragged batch",
     ),
     _fault(
         "half_a_prompt_is_sampled",
@@ -162,7 +162,7 @@ register(
         detector="After schedule(): a request samples exactly when its context reaches its last "
         "known token.",
         cure="Take logits only for rows whose position is num_tokens - 1.",
-        source="vllm-project/vllm#16832",
+        source="no public report known: derived from chunked prefill",
     ),
     _fault(
         "preemption_loses_outputs",
@@ -190,7 +190,7 @@ register(
         looks_like=NOTHING + "All outputs are right; only the order of finishing is not.",
         detector="After every step: a request's number in line is the one it got on arrival.",
         cure="Put the preempted request back by its arrival, not at the end of the line.",
-        source="vllm-project/vllm#9972",
+        source="no public report known: derived from the first-come rule",
     ),
     _fault(
         "budget_not_spent",
