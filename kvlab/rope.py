@@ -82,7 +82,7 @@ def apply_rope(
     interleaved  False: dimension i is paired with i + rotary_dim / 2 (Llama in Hugging Face
                  format, GPT-NeoX). True: dimension 2i with 2i + 1 (the original layout).
     """
-    if cos.dim() == x.dim() - 1:
+    if cos.dim() < x.dim():
         cos, sin = prepare_rotation(cos, sin)
     if interleaved:
         cos, sin = cos.transpose(-1, -2), sin.transpose(-1, -2)
