@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import NULL_BLOCK, BlockPool
@@ -25,6 +26,37 @@ TEXTS = {
     "recipe": "take two blocks of butter and fold them into one page of flour then wait".split(),
     "letter": "dear reader thank you for the tokens that you sent us on monday morning".split(),
 }
+
+#: Names of operations a question may contain.
+OPERATIONS = ("arrive", "append", "fork", "truncate", "free", "preempt", "break")
+
+#: The first thing the widget shows, for 12 blocks of 4: every kind of event once.
+TOUR: tuple[dict, ...] = (
+    {"op": "arrive", "text": "story", "length": 10},
+    {"op": "append", "name": "A"},
+    {"op": "append", "name": "A"},
+    {"op": "append", "name": "A"},
+    {"op": "arrive", "text": "story", "length": 11},
+    {"op": "fork", "name": "B"},
+    {"op": "append", "name": "C"},
+    {"op": "append", "name": "B"},
+    {"op": "append", "name": "C"},
+    {"op": "append", "name": "C"},
+    {"op": "arrive", "text": "recipe", "length": 13},
+    {"op": "free", "name": "A"},
+    {"op": "truncate", "name": "C", "drop": 4},
+    {"op": "append", "name": "D"},
+    {"op": "free", "name": "B"},
+    {"op": "free", "name": "C"},
+    {"op": "arrive", "text": "letter", "length": 14},
+    {"op": "append", "name": "E"},
+    {"op": "append", "name": "E"},
+    {"op": "append", "name": "E"},
+    {"op": "free", "name": "D"},
+    {"op": "arrive", "text": "recipe", "length": 9},
+    {"op": "arrive", "text": "story", "length": 13},
+    {"op": "arrive", "text": "letter", "length": 9},
+)
 
 
 class LabError(KvlabError):
@@ -67,6 +99,13 @@ def pool_trace(
     return {"operations": done, "states": states}
 
 
+@dataclass(eq=False)
+class Sentence(Sequence):
+    """A sequence whose tokens can be read."""
+
+    words: list[str] = field(init=False, default_factory=list)
+
+
 class PoolLab:
     """One pool, the sequences on it, and a text for what happened last."""
 
@@ -75,7 +114,7 @@ class PoolLab:
     ) -> None:
         pool = BlockPool(num_blocks + 1, block_size, eviction=eviction)
         self.manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
-        self.live: dict[str, Sequence] = {}
+        self.live: dict[str, Sentence] = {}
         self.names = (chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(10**6))
 
     def run(self, operation: Mapping) -> dict:
@@ -86,7 +125,10 @@ class PoolLab:
             raise LabError(f"operation {kind!r}: choose one of {', '.join(OPERATIONS)}")
         arguments = {key: value for key, value in operation.items() if key != "op"}
         try:
+            before = self.manager.pool.num_evictions
             text, copies = action(**arguments)
+            evicted = self.manager.pool.num_evictions - before
+            text += f" Evicted from the cache: {evicted} block(s)." if evicted else ""
             return self.state(text, copies)
         except KvlabError as error:
             return self.state(f"Refused. {type(error).__name__}: {error}", refused=True)
@@ -110,7 +152,7 @@ class PoolLab:
 
     # -- operations: each returns (text, block copies) -----------------------------------
 
-    def _seq(self, name: str) -> Sequence:
+    def _seq(self, name: str) -> Sentence:
         if name not in self.live:
             raise LabError(f"no sequence {name!r} is here; there are {sorted(self.live)}")
         return self.live[name]
@@ -120,8 +162,8 @@ class PoolLab:
             raise LabError(f"text {text!r} with {length} words: texts have up to 14 words")
         words = TEXTS[text][:length]
         base = 100 * list(TEXTS).index(text)
-        seq = Sequence(next(self.names), [base + i for i in range(length)])
-        seq.words = list(words)  # type: ignore[attr-defined]
+        seq = Sentence(next(self.names), [base + i for i in range(length)])
+        seq.words = list(words)
         hit = self.manager.match_prefix(seq)
         copies = self.manager.start(seq, seq.num_tokens - hit.num_tokens, hit)
         computed = seq.num_uncomputed_tokens
@@ -137,7 +179,7 @@ class PoolLab:
         held = len(seq.block_table)
         copies = self.manager.grow(seq, 1)  # room first: a refused token is not appended
         seq.append(10_000 + 100 * sum(map(ord, name)) + seq.num_tokens)
-        seq.words.append(f"{name.lower()}{seq.num_tokens}")  # type: ignore[attr-defined]
+        seq.words.append(f"{name.lower()}{seq.num_tokens}")
         self.manager.mark_computed(seq, 1)
         grew = " into a new block" if len(seq.block_table) > held else ""
         copied = "".join(f" Block {s} is shared: copied to {d} first." for s, d in copies)
@@ -146,7 +188,8 @@ class PoolLab:
     def _fork(self, name: str) -> tuple[str, list]:
         seq = self._seq(name)
         child = self.manager.fork(seq, next(self.names))
-        child.words = list(seq.words)  # type: ignore[attr-defined]
+        assert isinstance(child, Sentence)
+        child.words = list(seq.words)
         self.live[child.request_id] = child
         return (
             f"{child.request_id} forks off {name} and shares its {len(child.block_table)} blocks.",
@@ -156,7 +199,7 @@ class PoolLab:
     def _truncate(self, name: str, drop: int = 1) -> tuple[str, list]:
         seq = self._seq(name)
         self.manager.drop_last(seq, min(drop, seq.num_tokens - 1))
-        del seq.words[seq.num_tokens :]  # type: ignore[attr-defined]
+        del seq.words[seq.num_tokens :]
         return f"{name} goes back to {seq.num_tokens} tokens.", []
 
     def _free(self, name: str) -> tuple[str, list]:
@@ -180,7 +223,7 @@ class PoolLab:
         """Everything that is drawn, in JSON: blocks, free list, sequences, findings, counters."""
         manager, pool = self.manager, self.manager.pool
         bs = manager.block_size
-        blocks = [
+        blocks: list[dict] = [
             {"id": b.block_id, "ref": b.ref_count, "cached": b.prefix is not None,
              "owners": [], "filled": bs if b.prefix else 0}
             for b in pool.blocks
@@ -200,7 +243,7 @@ class PoolLab:
             "blocks": blocks,
             "free": list(pool.free_list),
             "sequences": [
-                {"name": s.request_id, "words": list(s.words),  # type: ignore[attr-defined]
+                {"name": s.request_id, "words": list(s.words),
                  "computed": s.num_computed_tokens, "table": list(s.block_table)}
                 for s in self.live.values()
             ],
@@ -214,7 +257,3 @@ class PoolLab:
                 "queried_tokens": stats.queried_tokens,
             },
         }  # fmt: skip
-
-
-#: Names of operations a question may contain.
-OPERATIONS = ("arrive", "append", "fork", "truncate", "free", "preempt", "break")
