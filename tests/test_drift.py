@@ -1,4 +1,4 @@
-"""The drift laboratory: one forward equals the cached run it stands for, and the record is whole."""
+"""The drift laboratory: one forward equals the cached run it stands for; the record is whole."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_record_says_where_it_comes_from():
     record = read_record()
     for key in ("what", "command", "model", "dtype", "torch", "machine", "date"):
         assert record[key]
-    assert all(len(curve["kl"]) == record["num_steps"] for curve in record["curves"])
+    assert all(len(curve["kl"]) == record["num_steps"] + 1 for curve in record["curves"])
     widget = DriftCurves()
     assert record["date"] in widget.source and len(widget.twin().rows) >= 5
 

@@ -4,7 +4,7 @@
     decode step t position  p + t - 1 + offset
 
 Both runs are fed the same text, so one causal forward over everything gives all steps of a
-cached run at once: a cached key is the key that this forward computes. tests/test_shift.py
+cached run at once: a cached key is the key that this forward computes. tests/test_drift.py
 holds the two against each other.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 
@@ -61,8 +62,12 @@ def shifted_drift(
     offset: int, layer: int | None = None, prompt_len: int = 64, num_steps: int = 64
 ) -> Drift:
     """Drift of the checkpoint when decode positions are moved by offset. Step 0 is the prompt's."""
-    model, total = checkpoint().model, prompt_len + num_steps
+    total = prompt_len + num_steps
     ids = text_ids()[: total + 1]
-    right = right_logits(model, ids[:total], prompt_len)
-    now = shifted_logits(model, ids[:total], prompt_len, offset, layer)
-    return compare(right, now, ids[prompt_len:])
+    now = shifted_logits(checkpoint().model, ids[:total], prompt_len, offset, layer)
+    return compare(_right(prompt_len, total), now, ids[prompt_len:])
+
+
+@lru_cache(maxsize=2)
+def _right(prompt_len: int, total: int) -> torch.Tensor:
+    return right_logits(checkpoint().model, text_ids()[:total], prompt_len)
