@@ -141,7 +141,8 @@ def cached_generate(
     positions = torch.arange(total, device=model.device).view(1, -1)
     tokens = torch.tensor([list(prompt_ids)], device=model.device)
     start = min(cache.length, prompt_len - 1)  # one token at least must be fed to sample from
-    cache.truncate_to(start)
+    if cache.length > start:
+        cache.truncate_to(start)
     chunk = chunk_size or prompt_len
     while True:
         if start < prompt_len:
