@@ -1,0 +1,1 @@
+"""How fast the book decodes, beside others, on the machine this runs on. `python -m bench`."""

@@ -1,0 +1,47 @@
+"""A measurement as a file: samples, medians, ratios, and everything needed to read them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvlab.specs import DATA_DIR
+
+FOLDER = DATA_DIR / "measurements"
+
+
+def summary(samples: Mapping[str, list[float]], per: float = 1.0) -> dict[str, dict[str, object]]:
+    """Median seconds (each divided by `per`, the tokens a call makes) and the samples."""
+    return {
+        name: {
+            "median_seconds": statistics.median(values) / per,
+            "samples": [round(value / per, 6) for value in values],
+        }
+        for name, values in samples.items()
+    }
+
+
+def ratios(samples: Mapping[str, list[float]], base: str) -> dict[str, float]:
+    """How many times each takes as long as `base`: the median over rounds of the quotient."""
+    return {
+        name: round(statistics.median(a / b for a, b in zip(values, samples[base], strict=True)), 3)
+        for name, values in samples.items()
+    }
+
+
+def write(name: str, cases: dict[str, object], machine: dict[str, object]) -> Path:
+    """data/measurements/NAME.json; cases already there under other names are kept."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    old = json.loads(path.read_text("utf-8")) if path.is_file() else {"cases": {}}
+    record = {
+        "about": "written by `python -m bench`; every ratio compares calls timed in turns",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": machine,
+        "cases": {**old["cases"], **cases},
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
