@@ -116,11 +116,6 @@ def _advice(spec: ModelSpec, report: dict, sequences: int, tokens: int, kv_dtype
     latent = all(layer.kind == "latent" for layer in spec.layers)
     if heads and heads % (2 * tp) == 0 and not latent:
         advice.append(f"split over {2 * tp} cards: each holds half of the weights")
-    if report["fits_ignoring_utilisation"]:
-        advice.append(
-            "it would fit the whole card, but an engine keeps a share back for activations and "
-            "graphs; that share is what decides here"
-        )
     return advice
 
 

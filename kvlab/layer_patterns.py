@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvlab.config_fields import Fields, show
 from kvlab.layer_rules import (
     ALL_RECURRENT,
+    ATTENDS_AT,
     GATED,
     IMPLIED,
     INDEXED,
@@ -178,7 +179,9 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
     period = fields.count("attn_layer_period")
     if period is not None:
         offset = fields.count("attn_layer_offset", 0)
-        offset = 0 if offset is None else offset
+        if offset is None:
+            offset = ATTENDS_AT.get(fields.model_type, 0)
+            fields.note(f"attn_layer_offset is not in the file; {offset} is assumed")
         if offset >= period:
             raise fields.fail(
                 "attn_layer_offset",

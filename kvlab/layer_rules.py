@@ -39,6 +39,8 @@ GATED = frozenset(
 )
 #: Types whose code never reads sliding_window when no list of layer types stands beside it.
 NO_WINDOW = frozenset(words("cohere_compass_text laguna mellum step3p5 zaya minimax nemotron_h"))
+#: attn_layer_offset where the file gives only the period.
+ATTENDS_AT = {"jamba": 4, "zamba": 4}
 NEEDS_A_LIST = frozenset(("nemotron_h",))
 ALL_RECURRENT = frozenset(words("mamba mamba2 falcon_mamba rwkv xlstm granitemoehybrid"))
 

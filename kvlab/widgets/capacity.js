@@ -12,6 +12,7 @@ function render({ model, el }) {
   const both = (v) => `${v < 0 ? "−" : ""}${format.gib(Math.abs(v))} (${format.gb(Math.abs(v))})`;
   let pasted = null; // the text of a config.json, once it was read
   let turn = 0; // answers may come late: only the last question counts
+  let ownWeights = false; // true once the reader has typed a size
   let running = !onPage();
 
   const names = model.get("models").map((m) => [m.slug, m.name]);
@@ -19,9 +20,11 @@ function render({ model, el }) {
   const changed = () => plan();
   const which = selectControl({ label: "model", options: names, value: model.get("model"), onInput: () => {
     pasted = null;
+    option.remove();
     fillWeights();
     plan();
   } });
+  const option = h("option", { value: "" }, PASTED); // in the list while a pasted config is in use
   const card = selectControl({
     label: "card", options: model.get("cards").map((c) => [c.slug, c.name]), value: model.get("card"), onInput: changed });
   const dtype = selectControl({ label: "K and V in", options: model.get("formats"), value: model.get("kv_dtype"), onInput: changed });
@@ -30,7 +33,7 @@ function render({ model, el }) {
   const share = rangeControl({
     label: "usable share of the card", min: 50, max: 100, value: model.get("utilisation"),
     format: (v) => `${v} %`, onInput: changed });
-  const weights = numberControl({ label: "weights, GB", min: 0, max: 100000, step: "any", value: "", onInput: changed });
+  const weights = numberControl({ label: "weights, GB", min: 0, max: 100000, step: "any", value: "", onInput: () => { ownWeights = true; plan(); } });
   const tokens = numberControl({ label: "tokens a sequence", min: 1, max: 10000000, value: model.get("tokens"), onInput: changed });
   const sequences = numberControl({ label: "sequences", min: 1, max: 1000000, value: model.get("sequences"), onInput: changed });
   const text = h("textarea", {
@@ -41,7 +44,7 @@ function render({ model, el }) {
   const verdict = h("p", { style: "font-weight: 600" });
   const bar = h("div", {});
   const table = tableView({ caption: "The plan, on each card", head: ["", "bytes"] });
-  const advice = h("ul", {});
+  const advice = h("div", {});
   const notes = h("ul", { class: "kvlab-muted" });
   const said = liveRegion({ visible: false });
   const controls = h("fieldset", { style: "border: 0; padding: 0; margin: 0; min-width: 0" },
@@ -62,7 +65,8 @@ function render({ model, el }) {
 
   function fillWeights() {
     const count = pasted ? null : params[which.value];
-    weights.set(count ? String((2 * count) / 1e9) : "");
+    ownWeights = false;
+    weights.set(count ? ((2 * count) / 1e9).toFixed(2) : "");
   }
 
   function question() {
@@ -71,7 +75,7 @@ function render({ model, el }) {
       tokens: tokens.value, sequences: sequences.value,
     };
     if (pasted === null) asked.model = which.value; else asked.config = pasted;
-    if (weights.valid) asked.weight_bytes = Math.round(weights.value * 1e9);
+    if (ownWeights && weights.valid) asked.weight_bytes = Math.round(weights.value * 1e9);
     return asked;
   }
 
@@ -109,7 +113,9 @@ function render({ model, el }) {
       const report = await ask(model, "kv", { config });
       if (mine !== turn) return;
       pasted = config;
-      weights.set("");
+      which.input.prepend(option);
+      which.set("");
+      fillWeights();
       problem.textContent = "";
       tellModel(report);
       await plan();
@@ -149,12 +155,17 @@ function render({ model, el }) {
       ...(answer.num_blocks === null ? [] : [["blocks of 16 tokens", format.integer(answer.num_blocks)]]),
       ["it fits", answer.fits ? "yes" : "no"],
     ]);
-    advice.replaceChildren(...answer.advice.map((line) => h("li", {}, `To make it fit: ${line}.`)));
+    advice.replaceChildren(...(answer.advice.length === 0 ? [] : [
+      h("p", {}, "To make it fit, one of these:"), h("ul", {}, answer.advice.map((line) => h("li", {}, `${line}.`)))]));
+    if (answer.fits_ignoring_utilisation && !answer.fits) {
+      advice.append(h("p", {}, "The whole card could hold it. But an engine keeps a share back for activations and graphs, and that share decides here."));
+    }
+    if (!ownWeights && !weights.input.value) weights.set((answer.weight_bytes_per_card * Number(tp.value) / 1e9).toFixed(2));
     bar.replaceChildren(drawBar(answer));
   }
 
   function drawBar(answer) {
-    const [width, height] = [640, 64];
+    const [width, height] = [640, 36];
     const total = Math.max(answer.memory_bytes, answer.weight_bytes_per_card + answer.needed_bytes);
     const x = (bytes) => 4 + (bytes / total) * (width - 8);
     const end = answer.weight_bytes_per_card + answer.needed_bytes;
@@ -164,19 +175,18 @@ function render({ model, el }) {
       "aria-label": `weights ${both(answer.weight_bytes_per_card)}, load ${both(answer.needed_bytes)}, usable ${both(answer.usable_bytes)} of ${both(answer.memory_bytes)}`,
     });
     const part = (from, to, fill) => {
-      if (to > from) image.append(svg("rect", { x: x(from), y: 20, width: x(to) - x(from), height: 24, fill: colour(fill) }));
+      if (to > from) image.append(svg("rect", { x: x(from), y: 6, width: x(to) - x(from), height: 24, fill: colour(fill) }));
     };
     part(usable, answer.memory_bytes, "padding");
     part(0, answer.weight_bytes_per_card, "weights");
     part(answer.weight_bytes_per_card, Math.min(end, usable), "cache");
     part(Math.max(usable, answer.weight_bytes_per_card), end, "waste");
     image.append(
-      svg("rect", { x: x(0), y: 20, width: x(answer.memory_bytes) - x(0), height: 24, fill: "none", stroke: "var(--kv-fg)" }),
-      svg("line", { x1: x(usable), x2: x(usable), y1: 14, y2: 50, stroke: "var(--kv-fg)", "stroke-width": 2 }),
-      svg("text", { x: Math.min(x(usable), width - 8), y: 12, "text-anchor": "end" }, `${share.value} % usable`),
-      svg("text", { x: 4, y: 60 }, `${both(answer.weight_bytes_per_card)} weights`),
-      svg("text", { x: width - 4, y: 60, "text-anchor": "end" }, `${both(answer.needed_bytes)} load`));
-    return image;
+      svg("rect", { x: x(0), y: 6, width: x(answer.memory_bytes) - x(0), height: 24, fill: "none", stroke: "var(--kv-fg)" }),
+      svg("line", { x1: x(usable), x2: x(usable), y1: 1, y2: 35, stroke: "var(--kv-fg)", "stroke-width": 3 }));
+    return h("figure", {},
+      h("figcaption", {}, `${both(answer.weight_bytes_per_card)} of weights and ${both(answer.needed_bytes)} of K and V on a card of ${both(answer.memory_bytes)}; the line marks the usable ${share.value} %`),
+      image);
   }
 }
 

@@ -28,7 +28,7 @@ function render({ model, el }) {
   });
   const buttons = [["MHA", (m) => m.num_heads], ["As published", (m) => m.num_kv_heads], ["MQA", () => 1]]
     .map(([label, pick]) => buttonControl({ label, onPress: () => { setHeads(pick(shape())); draw("shape"); } }));
-  const picture = h("div", {});
+  const picture = h("figure", {});
   const facts = tableView({
     caption: "What one layer keeps",
     head: ["", "K and V kept per token and layer", "bytes per token and layer", "whole model", "of MHA"],
@@ -58,7 +58,10 @@ function render({ model, el }) {
     if (head.value > heads - 1) head.set(heads - 1);
     const j = head.value;
     const mine = Math.floor(j / group);
-    picture.replaceChildren(diagram(heads, kept, j));
+    picture.replaceChildren(
+      h("figcaption", {}, `${heads} query heads of one layer`), diagram(heads, kept, j),
+      h("p", { class: "kvlab-muted", style: "font-size: 0.88em" },
+        `${kept} KV head${kept > 1 ? "s" : ""} in the cache, read by ${group} query head${group > 1 ? "s" : ""} each`));
     const full = (count) => ({ num_kv_heads: count, key_dim: width, value_dim: width });
     const mha = layer_kv_bytes_per_token(full(heads));
     const n = model.get("tokens");
@@ -72,7 +75,7 @@ function render({ model, el }) {
       row(`MHA: ${heads} KV heads`, full(heads), `2 x ${heads} x ${width}`),
       row(`here: ${kept} KV heads`, full(kept), `2 x ${kept} x ${width}`),
       row("MQA: 1 KV head", full(1), `2 x 1 x ${width}`),
-      row("MLA: one latent row", latent, `1 x ${latent.key_dim}`),
+      row("MLA: DeepSeek-V3's row", latent, `1 x ${latent.key_dim}`),
     ]);
     const cell = layer_kv_bytes_per_token(full(kept)) / 2;
     tensors.update([
@@ -86,17 +89,15 @@ function render({ model, el }) {
   }
 
   function diagram(heads, kept, j) {
-    const [width, top, bottom, height] = [640, 34, 138, 176];
+    const [width, top, bottom, height] = [640, 14, 118, 136];
     const group = heads / kept;
     const mine = Math.floor(j / group);
-    const x = (i, count) => 20 + ((i + 0.5) * (width - 40)) / count;
-    const radius = Math.max(2, Math.min(11, (width - 40) / heads / 2.4));
+    const x = (i, count) => ((i + 0.5) * width) / count;
+    const radius = Math.max(2, Math.min(11, width / heads / 2.4));
     const image = svg("svg", {
       viewBox: `0 0 ${width} ${height}`, width, role: "img",
       "aria-label": `${heads} query heads in ${kept} groups of ${group}; query head ${j} reads KV head ${mine}`,
     });
-    image.append(svg("text", { x: 20, y: 14 }, `${heads} query heads`),
-      svg("text", { x: 20, y: height - 6 }, `${kept} KV head${kept > 1 ? "s" : ""} in the cache, ${group} reader${group > 1 ? "s" : ""} each`));
     for (let i = 0; i < heads; i += 1) {
       const to = Math.floor(i / group);
       image.append(svg("line", {
@@ -108,7 +109,7 @@ function render({ model, el }) {
     for (let i = 0; i < heads; i += 1) {
       image.append(svg("circle", { cx: x(i, heads), cy: top, r: radius, fill: i === j ? colour("waste") : colour("q") }));
     }
-    const side = Math.max(4, Math.min(26, (width - 40) / kept / 1.5));
+    const side = Math.max(4, Math.min(26, width / kept / 1.5));
     for (let i = 0; i < kept; i += 1) {
       image.append(svg("rect", {
         x: x(i, kept) - side / 2, y: bottom - 12, width: side, height: 24, rx: 3, fill: colour("cache"),

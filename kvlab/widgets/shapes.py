@@ -92,7 +92,7 @@ class Shapes(LabWidget):
             (f"MHA: {h} KV heads", LayerSpec("full", h, d_h, d_h)),
             (f"here: {h_kv} KV heads", LayerSpec("full", h_kv, d_h, d_h)),
             ("MQA: 1 KV head", LayerSpec("full", 1, d_h, d_h)),
-            ("MLA: one latent row", LayerSpec("latent", **self.latent)),
+            ("MLA: DeepSeek-V3's row", LayerSpec("latent", **self.latent)),
         ):
             each = costs.layer_kv_bytes_per_token(layer)
             whole = spec.num_layers * n * each
