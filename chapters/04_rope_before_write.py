@@ -371,7 +371,7 @@ from kvlab import faults
 
 with faults.watch() as placed:
     assert cached_generate(model, prompt_ids, 16) == one[:16]
-print(len(placed), "detectors in place, none fired")
+print("watched for", len(placed), "faults, none found")
 
 with fault("decode_position_off_by_one"), faults.watch():
     try:

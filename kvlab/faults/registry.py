@@ -137,14 +137,12 @@ def is_on() -> list[str]:
 def watch(*names: str) -> Iterator[list[str]]:
     """Put the detectors of the named faults (or of all) into every step run inside the block.
 
-    Yields the names of the detectors that are in place. A detector that fires raises
-    FaultDetected where the wrong step stands.
+    Yields the names of the faults that are watched for; faults with one detector share it. A
+    detector that fires raises FaultDetected where the wrong step stands.
     """
     chosen = [get(name) for name in names] if names else all_faults()
+    watched = [entry for entry in chosen if entry.watch is not None]
     with ExitStack() as stack:
-        placed = []
-        for entry in chosen:
-            if entry.watch is not None:
-                stack.enter_context(entry.watch())
-                placed.append(entry.name)
-        yield placed
+        for place in dict.fromkeys(entry.watch for entry in watched):
+            stack.enter_context(place())
+        yield [entry.name for entry in watched]
