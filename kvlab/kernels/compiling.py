@@ -104,7 +104,11 @@ def compile_row(variant: Variant) -> dict[str, object]:
         compiled, seconds = build(variant)
     except Exception as error:  # whatever the compiler raises is the finding
         return row | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
-    row |= {"shared_bytes": compiled.metadata.shared, "seconds": round(seconds, 2)}
+    row |= {
+        "triton": kernels.triton.__version__,
+        "shared_bytes": compiled.metadata.shared,
+        "seconds": round(seconds, 2),
+    }
     row |= resources(compiled, variant.arch) | instructions(compiled)
     if variant.keep_text:
         row |= {"ttir": compiled.asm["ttir"], "ptx": compiled.asm["ptx"]}

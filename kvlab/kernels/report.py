@@ -1,4 +1,4 @@
-"""python -m kvlab.kernels.report [--json]: compile the kernel for GPUs that are not here.
+"""python -m kvlab.kernels.report [--json] [--record FILE]: compile for GPUs that are not here.
 
 Needs Triton (Linux) and no GPU. Each row: arch, dtype, kernel, registers per thread, shared_bytes,
 spills (bytes), tensor_core and async_copy instructions, loop_instructions, seconds to compile.
@@ -23,8 +23,8 @@ from kvlab.errors import KvlabError
 ARCHITECTURES = {
     75: ("T4", ("fp16", "fp32")),
     80: ("A100", ("bf16", "fp16", "fp32")),
-    86: ("A10, RTX 30", ("bf16", "fp16", "fp32")),
-    89: ("L4, RTX 40", ("bf16", "fp16", "fp32")),
+    86: ("A10, RTX 30", ("bf16", "fp16")),
+    89: ("L4, RTX 40", ("bf16", "fp16")),
     90: ("H100, H200", ("bf16", "fp16", "fp32")),
     100: ("B200", ("bf16",)),
 }
@@ -110,12 +110,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line. Exit status 1 if a supported architecture spills or does not compile."""
     parser = argparse.ArgumentParser(prog="python -m kvlab.kernels.report", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
+    parser.add_argument("--record", type=Path, help="write the rows, without seconds, to a file")
     options = parser.parse_args(arguments)
     try:
         rows = report()
     except KvlabError as error:
         print(error, file=sys.stderr)
         return 1
+    if options.record:
+        kept = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+        options.record.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps(rows, indent=1) if options.json else as_text(rows))
     bad = [row for row in rows if row["supported"] and ("error" in row or row["spills"])]
     return 1 if bad else 0

@@ -33,7 +33,7 @@ function render({ model, el }) {
   root.append(
     h("div", { class: "kvlab-row" }, card.element, sequences.element, context.element, splits.element),
     turns.element,
-    legend([["cache", "reads a tile in this turn"], ["k", "has read its tiles"], ["padding", "slot without work"]]),
+    legend([["cache", "reads a tile in this turn"], ["k", "read before"], ["padding", "slot without work"]]),
     h("h4", {}, "The card: one square is one slot for a program"), slots,
     h("h4", {}, "K and V of one sequence and one KV head, cut into splits"), range,
     table.element, said.element,
