@@ -77,7 +77,7 @@ def count_flops(call: Callable[[], object]) -> Counted:
 
 
 def count_operators(call: Callable[[], object]) -> int:
-    """Operator calls that `call` dispatches, nested ones included, as torch's profiler sees them."""
+    """Operator calls that `call` dispatches, nested ones included, as torch's profiler sees it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     return sum(1 for event in profile.events() if event.name.startswith("aten::"))
@@ -92,7 +92,7 @@ def in_turns(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each call, measured in turns: a, b, c, a, b, c, ... The first rounds are dropped."""
+    """Seconds of each call, measured in turns: a, b, c, a, b, c, ... The warm-up is dropped."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warm_up + rounds):
         for name, call in calls.items():
