@@ -104,6 +104,13 @@ def test_a_chapter_has_its_parts(path):
     assert not re.search(r"^(?:```\{|:::)", text, re.MULTILINE), "MyST directives show raw in Colab"
 
 
+def test_the_table_of_contents_and_the_readme_name_every_chapter():
+    toc, readme = (ROOT / "_toc.yml").read_text(), (ROOT / "README.md").read_text()
+    for path in SOURCES:
+        assert f"file: chapters/{path.stem}\n" in toc, path.stem
+        assert readme.count(f"chapters/{path.stem}.ipynb") == 2, path.stem
+
+
 @EVERY
 def test_nb_01_committed_notebook_renders_on_github(path):
     built = path.with_suffix(".ipynb")
