@@ -13,6 +13,8 @@
 # %% [markdown]
 # # 6. Triton decode kernel
 #
+# [**Open in Colab**](https://colab.research.google.com/github/OWNER/kvlab/blob/main/chapters/06_triton_decode_kernel.ipynb)
+#
 # **How does a GPU read a paged cache once, and no more than once?**
 #
 # You write the kernel that decoding spends its attention time in: one query per sequence against
@@ -25,6 +27,16 @@
 # Some Python with `@` decorators; no CUDA.
 
 # %% tags=["setup", "hide-cell"]
+# The same cell in every chapter: installs kvlab where it is missing, as on Colab.
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("kvlab") is None:
+    package = "kvlab[checkpoint] @ git+https://github.com/OWNER/kvlab"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if "google.colab" in sys.modules:
+    sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
 # Triton can run a kernel in two ways: compiled for a GPU, or in Python, one program after another.
@@ -83,6 +95,7 @@ for s, v in zip(scores.split(4), values.split(4), strict=True):
 
 one_pass = acc / total
 print("equal to softmax:", torch.allclose(one_pass, torch.softmax(scores, 0) @ values, atol=1e-6))
+
 
 # %% [markdown]
 # Look at the first turn. The old maximum is minus infinity, `shrink` is zero, and zeros stay zeros.
@@ -296,6 +309,7 @@ how = {"cuda": "compiled, on this GPU", "cpu": "in Triton's interpreter", None: 
 print("kernels of this chapter run", how[kernel_device()])
 print("an engine here would decode with", choose_backend().reason)
 
+
 # %% [markdown]
 # The test case is unkind: seven query heads on one KV head, a head size that is no power of two,
 # blocks of five, an empty sequence, and NaN in every slot that holds no token.
@@ -376,7 +390,7 @@ print(f"planned {planned:,} bytes, loaded {loaded:,}")
 
 # %%
 from kvlab.configs import hardware
-from kvlab.kernels.splits import choose_num_splits, split_table
+from kvlab.kernels.splits import split_table
 from kvlab.widgets.predict import Predict
 
 a100 = hardware("a100-80gb")
@@ -628,15 +642,16 @@ for entry in [f for f in all_faults() if f.layer == "kernel"]:
 # %% [markdown]
 # ## Exercises
 #
-# 6.2 and 6.3 take Triton functions: decorate them with `@jit` and use `tl`. They are put into the real
+# Exercises 6.2 and 6.3 take Triton functions: decorate them with `@jit` and use `tl`. They are put into the real
 # kernel and run. (Plain functions on torch tensors are taken as well.)
 
 # %%
 from kvlab.exercises import check, status
-from kvlab.kernels.lesson import jit, tl
+from kvlab.kernels.lesson import jit, tl  # noqa: F401  for your functions
 
 answer = None  # 6.1: the sum under the new maximum
 check("6.1", answer)
+
 
 # %% [markdown]
 # <details><summary>Solution of 6.1</summary>
@@ -649,11 +664,11 @@ check("6.1", answer)
 @jit
 def fold(top, total, acc, q, k, v, visible, scale):
     """6.2: fold one tile of keys into the running softmax; masked keys must not count."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     return top, total, acc
 
 
 check("6.2", fold)
+
 
 # %% [markdown]
 # <details><summary>Solution of 6.2</summary>

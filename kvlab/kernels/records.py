@@ -1,7 +1,7 @@
 """Records that the chapter shows: what the kernel compiled to, and times taken on GPUs.
 
-data/kernel_report.json            python -m kvlab.kernels.report --record data/kernel_report.json
-data/measurements/kernel_*.json    python -m kvlab.kernels.bench --out data/measurements/kernel_l4.json
+data/kernel_report.json            python -m kvlab.kernels.report --record FILE
+data/measurements/kernel_*.json    python -m kvlab.kernels.bench --out FILE
 """
 
 from __future__ import annotations
