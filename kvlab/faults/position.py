@@ -105,8 +105,9 @@ register(
     Fault(
         name="decode_position_off_by_one",
         layer="position",
-        symptom="Text that is fluent and slightly wrong from the first decoded token on; it "
-        "never recovers, since the wrongly rotated keys stay in the cache.",
+        symptom="Fluent text that is a little off in the first words after the prompt: every "
+        "distance across the seam between prompt and output is one too long. The first word that "
+        "flips changes all that follows.",
         smallest_input="Prompt of 5 tokens, then one decode step: seq_len is 6, the position "
         "must be 5, the fault uses 6.",
         looks_like=NOTHING + "The first token after the prompt is right.",

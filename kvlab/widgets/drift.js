@@ -17,7 +17,7 @@ function render({ model, el }) {
   const said = liveRegion();
   root.append(
     h("div", { class: "kvlab-row" }, offset.element, layer.element),
-    legend([["waste", "this choice"], ["padding", "moved by 1 in all layers, for comparison"]]),
+    legend([["waste", "this choice"], ["muted", "moved by 1 in all layers, for comparison"]]),
     picture, facts.element, said.element,
     h("p", { class: "kvlab-muted" }, model.get("source")),
   );
@@ -27,7 +27,7 @@ function render({ model, el }) {
     const mean = curve.kl.reduce((sum, value) => sum + value, 0) / curve.kl.length;
     picture.replaceChildren(chart(curve, find(1, "all layers")));
     const steps = [0, 1, 2, 4, 8, 16, 32, 64, 96].filter((step) => step < curve.kl.length);
-    facts.update([["KL", ...steps.map((step) => curve.kl[step].toPrecision(2))]], ["decode step", ...steps]);
+    facts.update([["KL", ...steps.map((step) => (curve.kl[step] ? curve.kl[step].toPrecision(2) : "0"))]], ["decode step", ...steps]);
     const first = curve.first < 0 ? "the most likely token never changes"
       : `the most likely token first differs at step ${curve.first}`;
     said.say(`Moved by ${offset.value} in ${layer.value}: ${format.number(mean, 4)} nats a token on average, `
@@ -35,7 +35,8 @@ function render({ model, el }) {
   }
 
   function chart(curve, reference) {
-    const [left, width, height, top, bottom] = [52, 620, 260, 12, 220];
+    const narrow = (root.clientWidth || 640) < 480;
+    const [left, width, height, top, bottom] = [52, narrow ? 340 : 620, 260, 12, 220];
     const [low, high] = [-6, 1.5];
     const last = curve.kl.length - 1;
     const x = (step) => left + (step / last) * (width - left - 12);
@@ -49,11 +50,11 @@ function render({ model, el }) {
         svg("line", { x1: left, x2: width - 12, y1: y(10 ** power), y2: y(10 ** power), stroke: "var(--kv-line)" }),
         svg("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, power < -2 ? `1e${power}` : String(10 ** power)));
     }
-    for (let step = 0; step <= last; step += 16) {
+    for (let step = 0; step <= last; step += narrow ? 32 : 16) {
       image.append(svg("text", { x: x(step), y: bottom + 18, "text-anchor": "middle" }, String(step)));
     }
-    image.append(svg("text", { x: left, y: height - 4 }, "decode step, from left to right; KL in nats, upwards (a step is ten times)"));
-    for (const [one, kind, thick] of [[reference, "padding", 2], [curve, "waste", 2.5]]) {
+    image.append(svg("text", { x: left, y: height - 4 }, "KL in nats, each line ten times, against decode step"));
+    for (const [one, kind, thick] of [[reference, "muted", 2], [curve, "waste", 2.5]]) {
       const points = one.kl.map((value, step) => (step ? `${x(step).toFixed(1)},${y(value).toFixed(1)}` : null));
       image.append(svg("polyline", {
         points: points.filter(Boolean).join(" "), fill: "none", stroke: colour(kind), "stroke-width": thick,

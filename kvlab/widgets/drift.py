@@ -32,7 +32,7 @@ class DriftCurves(LabWidget):
     script = "drift.js"
     curves = traitlets.List().tag(sync=True)
     source = traitlets.Unicode().tag(sync=True)
-    offset = traitlets.Int(1).tag(sync=True)
+    offset = traitlets.Int(16).tag(sync=True)
     layer = traitlets.Unicode("all layers").tag(sync=True)
 
     def __init__(self, **traits) -> None:

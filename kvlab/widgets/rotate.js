@@ -38,8 +38,8 @@ function render({ model, el }) {
   root.append(
     h("div", { class: "kvlab-row" }, query.element, key.element, pair.element),
     h("div", { class: "kvlab-row" }, buttons.map((button) => button.element)),
-    legend([["q", "query, rotated"], ["k", "key, rotated"], ["padding", "both before rotation"]]),
-    pictures, facts.element, said.element,
+    legend([["q", "query, rotated"], ["k", "key, rotated"], ["muted", "both before rotation"]]),
+    pictures, said.element, facts.element,
   );
 
   function keep() {
@@ -50,7 +50,7 @@ function render({ model, el }) {
   function frequency() { return frequencies[Number(pair.value)]; }
   function scoreAt(distance) { return Math.cos(distance * frequency() - keyAngle); }
   function score() { return scoreAt(query.value - key.value); }
-  function moved() { draw(`Score ${format.number(score(), 3)} at distance ${query.value - key.value}.`); }
+  function moved() { draw(""); }
   const degrees = (angle) => `${format.number(((angle * 180) / Math.PI) % 360, 0)}°`;
 
   function draw(text) {
@@ -59,9 +59,9 @@ function render({ model, el }) {
     facts.update([
       ["query", m, degrees(m * f), degrees(m * f)],
       ["key", n, degrees(n * f), degrees(keyAngle + n * f)],
-      ["score q · k", `m − n = ${m - n}`, degrees((m - n) * f), format.number(score(), 3)],
+      ["difference", m - n, degrees((m - n) * f), degrees((m - n) * f - keyAngle)],
     ]);
-    if (text) said.say(text);
+    said.say(text || `The score q · k is ${format.number(score(), 3)}, the cosine of the last direction.`);
   }
 
   function circle(queryAngle, rotatedKey) {
@@ -70,7 +70,7 @@ function render({ model, el }) {
       "aria-label": `Query at ${degrees(queryAngle)}, key at ${degrees(rotatedKey)}, score ${format.number(score(), 3)}`,
     });
     image.append(svg("circle", { r: 100, fill: "none", stroke: "var(--kv-line)" }));
-    image.append(arrow(0, "padding", "", 2), arrow(keyAngle, "padding", "", 2));
+    image.append(arrow(0, "muted", "", 2), arrow(keyAngle, "muted", "", 2));
     image.append(arrow(queryAngle, "q", "q", 4), arrow(rotatedKey, "k", "k", 4));
     return image;
   }
@@ -85,7 +85,7 @@ function render({ model, el }) {
   }
 
   function strip(distance) {
-    const [left, width, height, middle] = [34, 330, 190, 90];
+    const [left, width, height, middle] = [34, 330, 206, 90];
     const at = (d) => left + ((d + last) / (2 * last)) * (width - left - 8);
     const line = [];
     for (let d = -last; d <= last; d += 0.25) line.push(`${at(d).toFixed(1)},${(middle - 70 * scoreAt(d)).toFixed(1)}`);
@@ -99,10 +99,10 @@ function render({ model, el }) {
         svg("text", { x: left - 6, y: middle - 70 * value + 4, "text-anchor": "end" }, String(value)));
     }
     for (const d of [-64, -32, 0, 32, 64]) {
-      image.append(svg("text", { x: at(d), y: 177, "text-anchor": d === 64 ? "end" : "middle" }, String(d)));
+      image.append(svg("text", { x: at(d), y: 180, "text-anchor": d === 64 ? "end" : d === -64 ? "start" : "middle" }, String(d)));
     }
     image.append(
-      svg("text", { x: left, y: 190 }, "score against m − n"),
+      svg("text", { x: left, y: 198 }, "score against the distance m − n"),
       svg("polyline", { points: line.join(" "), fill: "none", stroke: "var(--kv-muted)", "stroke-width": 1.5 }),
       svg("circle", { cx: at(distance), cy: middle - 70 * score(), r: 6, fill: colour("waste") }));
     return image;
