@@ -35,7 +35,7 @@ def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, st
         number = float("nan")
     if not 0 < number < 1e18:
         raise ReportError(
-            f"--params: given {params!r}; expected coarse, exact or a positive number such as 8.03e9"
+            f"--params: given {params!r}; expected coarse, exact or a positive number like 8.03e9"
         )
     return int(number), "coarse: the number given"
 

@@ -23,7 +23,7 @@ def decimal_bytes(num_bytes: float) -> str:
 
 
 def both_bytes(num_bytes: float) -> str:
-    """320.00 MiB (335.54 MB): the two units side by side, so that neither is taken for the other."""
+    """320.00 MiB (335.54 MB): the units side by side, so that neither is taken for the other."""
     return f"{binary_bytes(num_bytes)} ({decimal_bytes(num_bytes)})"
 
 

@@ -35,7 +35,7 @@ register(
             "count the tokens that the last forward is fed: s = p + n; one row is used",
         ),
         solution=costs.logit_rows_discarded(_LAST),
-        hint="How many tokens does the last forward process, and how many rows does it sample from?",
+        hint="How many tokens does the last forward process? How many rows does it sample from?",
     )
 )
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import kvlab.attention as attention_module
-from kvlab.faults.drift import checkpoint, compare, right_logits, text_ids, tiny_model
 from kvlab.faults.describe import NATS, NOTHING
+from kvlab.faults.drift import checkpoint, compare, right_logits, text_ids, tiny_model
 from kvlab.faults.registry import Fault, FaultDetected, register
 from kvlab.faults.seams import replaced
 from kvlab.generate import naive_generate
