@@ -376,6 +376,7 @@ else:
         for turn in replay(case[3][r].tolist(), 5, n, split, 3, 32)
     ]
     loaded = sum(len(turn.positions) for turn in turns) * 2 * 20 * 4
+assert loaded == planned
 print(f"planned {planned:,} bytes, loaded {loaded:,}")
 
 # %% [markdown]
@@ -514,7 +515,7 @@ rows = []
 for name in ("t4", "l4", "a100-80gb", "h100-sxm"):
     card = hardware(name)
     vector = card.peak_flops_per_second["fp32"]
-    best = card.peak_flops_per_second.get("bf16", vector)
+    best = card.peak_flops_per_second["fp16"]
     rows.append(
         {
             "card": card.name,

@@ -44,21 +44,23 @@ class Trace:
         kind: str = "load",
         program: tuple[int, int, int] | None = None,
     ) -> list[int]:
-        """Storage offsets (elements from the tensor's first) touched inside its storage.
+        """Element offsets from the tensor's first element, of what was touched inside it.
 
-        In order and with repeats. tensor may be a view: its whole storage counts.
+        In order and with repeats. A view counts from its first element to its last one, and so
+        includes what lies between its rows.
         """
-        storage = tensor.untyped_storage()
-        low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        low = tensor.data_ptr()
+        high = low + span * tensor.element_size()
         found: list[int] = []
         for access in self.accesses:
             if access.kind == kind and program in (None, access.program):
                 inside = access.addresses[(access.addresses >= low) & (access.addresses < high)]
-                found += ((inside - tensor.data_ptr()) // tensor.element_size()).tolist()
+                found += ((inside - low) // tensor.element_size()).tolist()
         return found
 
     def bytes_loaded(self, tensor: torch.Tensor) -> int:
-        """Bytes loaded from the tensor's storage, repeats counted."""
+        """Bytes loaded from the tensor, repeats counted."""
         return len(self.elements(tensor)) * tensor.element_size()
 
 
