@@ -274,8 +274,7 @@ table(rows, "32 decode steps after 64 tokens of text, all layers moved")
 # really comes. *First differing step* is where greedy decoding would first choose another word.
 #
 # Moved by one, this model barely drifts: its scores change, but most of its decisions survive. That
-# is what makes the bug so hard to see, and why nobody files it in the first week. Larger
-# offsets are not kinder.
+# is what makes the bug so hard to see.
 
 # %% [markdown]
 # Below are curves from one long recorded session: every decode position moved by some offset, in
@@ -285,6 +284,28 @@ table(rows, "32 decode steps after 64 tokens of text, all layers moved")
 from kvlab.widgets.drift import DriftCurves
 
 show(DriftCurves())
+
+# %% [markdown]
+# Two things to notice. The drift is largest right behind the prompt and fades. All decoded tokens are
+# wrong by the *same* amount, so the distances among them are right; what is wrong is every distance
+# across the seam between prompt and output. As the text grows, the model looks across it less.
+#
+# And no single layer does it alone: each is nearly harmless, and together they add up.
+
+# %% tags=["hide-input"]
+from kvlab.widgets.drift import read_record
+
+record = read_record()
+curves = {(c["offset"], c["layer"]): c["kl"] for c in record["curves"]}
+early, late = sum(curves[16, None][1:9]) / 8, sum(curves[16, None][-8:]) / 8
+layers = {layer: sum(kl) / len(kl) for (offset, layer), kl in curves.items() if offset == 16}
+everything = layers.pop(None)
+worst = max(layers, key=layers.get)
+say(
+    f"In the record, moved by 16 in all layers: {early:.2f} nats over the first eight decode steps, "
+    f"{late:.4f} over the last eight. Of the {len(layers)} recorded layers, layer {worst} alone does "
+    f"the most: {layers[worst]:.4f} nats on average, against {everything:.4f} for all together."
+)
 
 # %% [markdown]
 # The curves were computed in one forward each. That is allowed, because both runs are fed the same
@@ -411,7 +432,7 @@ with fault("interleaved_for_half_split"):
 # %% [markdown]
 # ## Angles need float32
 #
-# bfloat16 keeps eight bits of a number. From 256 on it cannot tell a position from the next one, so
+# bfloat16 keeps eight bits of a number. From $2^8$ on it cannot tell a position from the next one, so
 # neighbours share an angle. Models run in bfloat16; their angles must not.
 
 # %%
@@ -777,15 +798,15 @@ status(4)
 # ## In the engines
 #
 # The order is the same everywhere. In vLLM's `vllm/model_executor/models/llama.py` (at commit
-# 0035bdf) an attention layer splits Q, K and V, calls `rotary_emb(positions, q, k)`, and hands all
+# `0035bdf`) an attention layer splits Q, K and V, calls `rotary_emb(positions, q, k)`, and hands all
 # three to `attn`, which writes the cache. The table is built in float32 and cast afterwards
-# (`RotaryEmbedding._compute_cos_sin_cache` in `rotary_embedding/base.py` at 04458da);
+# (`RotaryEmbedding._compute_cos_sin_cache` in `rotary_embedding/base.py` at `04458da`);
 # `is_neox_style` is the name for half-split. For LongRoPE the table is chosen once, from the longest
 # length that the server accepts, with a comment that says why: the cached keys
-# (`phi3_long_rope_scaled_rope.py` at 17d618b).
+# (`phi3_long_rope_scaled_rope.py` at `17d618b`).
 #
 # SGLang computes a decode position as `clamp_position(seq_lens)`, which is `seq_lens - 1` but never
-# negative (`python/sglang/srt/model_executor/forward_batch_info.py` at commit 271a25b). The clamp is
+# negative (`python/sglang/srt/model_executor/forward_batch_info.py` at commit `271a25b`). The clamp is
 # for idle rows of a padded batch. A prompt's positions start at its prefix length, the tokens that
 # were found in the cache.
 #

@@ -53,7 +53,7 @@ function render({ model, el }) {
     for (let step = 0; step <= last; step += narrow ? 32 : 16) {
       image.append(svg("text", { x: x(step), y: bottom + 18, "text-anchor": "middle" }, String(step)));
     }
-    image.append(svg("text", { x: left, y: height - 4 }, "KL in nats, each line ten times, against decode step"));
+    image.append(svg("text", { x: left, y: height - 4 }, "KL in nats (log scale) against decode step"));
     for (const [one, kind, thick] of [[reference, "muted", 2], [curve, "waste", 2.5]]) {
       const points = one.kl.map((value, step) => (step ? `${x(step).toFixed(1)},${y(value).toFixed(1)}` : null));
       image.append(svg("polyline", {
