@@ -197,7 +197,39 @@
     }
   }
 
+  /** A folded cell's summary has a visible text; the label that its script adds hides it. */
+  function bareSummaries() {
+    for (const summary of document.querySelectorAll('summary[aria-label="Toggle hidden content"]')) {
+      summary.removeAttribute("aria-label");
+    }
+  }
+
+  /** Headings of a sortable table become buttons; data-value of the cells is what is compared. */
+  function sortable(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "kvlab-sort";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const up = head.getAttribute("aria-sort") !== "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        const number = head.dataset.sort === "number";
+        const value = (row) => row.cells[column].dataset.value;
+        const order = (a, b) => (number ? value(a) - value(b) : value(a).localeCompare(value(b)));
+        const body = table.tBodies[0];
+        body.append(...[...body.rows].sort((a, b) => (up ? order(a, b) : order(b, a))));
+      });
+    });
+  }
+
   function begin() {
+    document.querySelectorAll("table.kvlab-sortable").forEach(sortable);
+    bareSummaries();
+    addEventListener("load", bareSummaries);
     mountWidgets().then(() => { document.documentElement.dataset.kvlabReady = "1"; });
     document.querySelectorAll(".kvlab-figure").forEach(drawFigure);
     addEventListener("beforeprint", openTwins);
