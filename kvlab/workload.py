@@ -165,14 +165,14 @@ WORKLOADS = {
             Arrival("A", 0, 13, 16),
             Arrival("B", 0, 13, 16),
             Arrival("C", 1, 12, 16),
-            Arrival("D", 4, 20, 3),
+            Arrival("D", 4, 24, 3),
         ),
         {
             "max_num_batched_tokens": 16,
             "max_num_seqs": 8,
             "long_prefill_token_threshold": 8,
         },
-        num_blocks=20,
+        num_blocks=16,
         prefix_caching=False,
     ),
     "head_of_line": Workload(
