@@ -18,6 +18,7 @@ from kvlab.errors import KvlabError
 #: name -> "module:function"
 FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.answers:echo",
+    "exercise": "kvlab.exercises:ask_exercise",
     "kv": "kvlab.kv_reports:ask_kv",
     "models": "kvlab.kv_reports:ask_models",
     "kv_formats": "kvlab.kv_reports:ask_formats",

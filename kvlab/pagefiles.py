@@ -28,6 +28,8 @@ class NotStandardLibrary(KvlabError):
 def page_modules() -> list[str]:
     """Names of the kvlab modules that Python in the page needs, sorted."""
     todo = ["kvlab", "kvlab.answers", *(place.split(":")[0] for place in FUNCTIONS.values())]
+    # kvlab.exercises loads a chapter by its number when the chapter is first asked for.
+    todo += [f"kvlab.exercises.{p.stem}" for p in PACKAGE.glob("exercises/ch[0-9][0-9].py")]
     seen: set[str] = set()
     while todo:
         name = todo.pop()

@@ -1,10 +1,12 @@
 """Every exercise is proved: its solution passes, and each plausible wrong answer is named."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
 from kvlab import exercises
+from kvlab.pagefiles import page_modules
 
 WRONG = {
     number: importlib.import_module(f"wrong_answers.ch{number:02d}").WRONG
@@ -57,3 +59,19 @@ def test_prediction_and_outcome(capsys):
         "steps: you predict 10",
         "steps: you predicted 10, measured 20: 2 x your guess",
     ]
+
+
+def test_typed_answers_are_read_as_literals_and_never_run():
+    ask = exercises.ask_exercise
+    right = exercises.find("2.1").solution
+    assert ask("2.1", f"{right:,}")["right"] and ask("2.1", str(right))["right"]
+    assert "query heads share" in ask("2.1", str(3 * right))["text"]
+    for text in ("__import__('os').getpid()", "1 +", "", "a b"):
+        assert "cannot be read" in ask("2.1", text)["text"]
+    assert "define the function in a cell" in ask("1.4", "def f(): pass")["text"]
+
+
+def test_page_chapters_run_on_the_standard_library():
+    """page_modules() raises where a module that the page runs imports anything else."""
+    chapters = {p.stem for p in Path(exercises.__file__).parent.glob("ch[0-9][0-9].py")}
+    assert {f"kvlab.exercises.{name}" for name in chapters} <= set(page_modules())

@@ -1,14 +1,17 @@
 """Exercises that check themselves: `check`, `hint`, `status`, and `predict` before a measurement.
 
-An Exercise is registered by its chapter's module (chNN.py) and loaded when it is first named, so
-that the chapters that need no torch also run inside the rendered page. What is answered stays in
-this process: nothing is sent or stored.
+An Exercise is registered by its chapter's module and loaded when it is first named: chNN.py uses
+the standard library alone and also runs inside the rendered page, chNN_torch.py holds those that
+need torch. What is answered stays in this process: nothing is sent or stored.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +47,7 @@ class Exercise:
 
 
 _exercises: dict[str, Exercise] = {}
+_torch: set[str] = set()  # exercises of the chNN_torch modules
 _solved: set[str] = set()
 _predictions: dict[str, float] = {}
 
@@ -57,9 +61,21 @@ def register(exercise: Exercise) -> Exercise:
 
 
 def chapter_exercises(chapter: int) -> list[Exercise]:
-    """The exercises of one chapter, in order."""
-    importlib.import_module(f"kvlab.exercises.ch{chapter:02d}")
-    return [e for e in _exercises.values() if e.id.split(".")[0] == str(chapter)]
+    """The exercises of one chapter, in order; those that need torch only where there is one."""
+    for name in (f"ch{chapter:02d}", f"ch{chapter:02d}_torch"):
+        is_there = importlib.util.find_spec(f"{__name__}.{name}") is not None
+        if is_there and (not name.endswith("_torch") or importlib.util.find_spec("torch")):
+            before = set(_exercises)
+            importlib.import_module(f"{__name__}.{name}")
+            if name.endswith("_torch"):
+                _torch.update(set(_exercises) - before)
+    own = [e for e in _exercises.values() if e.id.split(".")[0] == str(chapter)]
+    return sorted(own, key=lambda e: int(e.id.split(".")[1]))
+
+
+def needs_torch(exercise: Exercise) -> bool:
+    """Whether the exercise comes from a chapter's torch module, which no page can run."""
+    return exercise.id in _torch
 
 
 def find(exercise_id: str) -> Exercise:
@@ -136,3 +152,38 @@ def number(
         raise Wrong(otherwise)
 
     return check_number
+
+
+def ask_exercise(exercise_id: str, answer: str) -> dict:
+    """The verdict on an answer typed into a page: a Python value, or a function where one is asked.
+
+    A value is read as a literal and never run. A function is run only by the Python inside a
+    rendered page, which has no files and no network; in a notebook it belongs into a cell.
+    """
+    exercise = find(exercise_id)
+    try:
+        if not callable(exercise.solution):
+            value = ast.literal_eval(
+                answer.strip().replace(",", "") if _is_count(answer) else answer
+            )
+        elif sys.platform == "emscripten":
+            scope: dict[str, Any] = {}
+            exec(compile(answer, "<your answer>", "exec"), scope)
+            value = next((x for x in reversed(scope.values()) if callable(x)), None)
+        else:
+            return {
+                "right": False,
+                "text": f"{exercise.id}: define the function in a cell and check it there",
+            }
+    except Exception as error:  # whatever the reader typed
+        return {
+            "right": False,
+            "text": f"{exercise.id} cannot be read: {type(error).__name__}: {error}",
+        }
+    right, text = verdict(exercise_id, value)
+    return {"right": right, "text": text}
+
+
+def _is_count(text: str) -> bool:
+    """A number written with thousands separators, such as 46,080."""
+    return text.strip().replace(",", "").isdigit()

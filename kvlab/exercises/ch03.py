@@ -83,6 +83,8 @@ def _check_owner(answer: Any) -> None:
         right = [j // group for j in range(heads)]
         if found == right:
             continue
+        if all(i is None for i in found):
+            raise Wrong("it returns nothing yet: return the number of a KV head")
         if any(isinstance(i, bool) or not isinstance(i, int) for i in found):
             raise Wrong(f"it gave {found[-1]!r}: expected a whole number; use //, not /")
         if found == [j % kv_heads for j in range(heads)]:
