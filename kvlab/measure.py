@@ -6,6 +6,7 @@ were measured in turns, round after round, and by the median of those rounds (`i
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kvlab.specs import HardwareSpec
+from kvlab.specs import DATA_DIR, HardwareSpec
 
 __all__ = [
     "Counted",
@@ -27,6 +28,9 @@ __all__ = [
     "in_turns",
     "matrix_flops_per_second",
     "measured_hardware",
+    "median_ratio",
+    "medians",
+    "recorded",
     "streamed_bytes_per_second",
 ]
 
@@ -167,6 +171,11 @@ def measured_hardware(rounds: int = 5) -> HardwareSpec:
         peak_flops_per_second=peaks,
         source=f"measured with torch {about['torch']}",
     )
+
+
+def recorded(name: str = "cpu") -> dict:
+    """A record of data/measurements, as `python -m bench` wrote it."""
+    return json.loads((DATA_DIR / "measurements" / f"{name}.json").read_text("utf-8"))
 
 
 def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:

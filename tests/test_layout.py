@@ -27,7 +27,7 @@ STDLIB = (
     ("specs", "units"),
     ("config_*", "layer_*", "rope_fields", "configs"),
     ("costs", "kv_formats", "kv_costs"),
-    ("roofline",),
+    ("roofline", "accounting"),
     ("reports*", "kv_reports", "audit*", "capacity*"),
     ("sequence", "prefix*", "blocks", "slots", "integrity", "block_tables", "paging*"),
     ("request", "schedule", "policy", "admission", "drafts", "scheduler*", "invariants"),
@@ -44,7 +44,7 @@ TORCH = (
     ("generate*", "padding", "sampling*", "decoding*"),
     ("engine*",),
     ("faults", "faults.*", "exercises", "exercises.*"),
-    ("pagefiles", "plots*", "measure*", "widgets", "widgets.*"),
+    ("pagefiles", "modelstext", "plots*", "measure*", "widgets", "widgets.*"),
     ("sphinxext", "booktext*", "cli*", "__main__"),
 )
 LAYERS = STDLIB + TORCH

@@ -9,6 +9,7 @@ import torch
 from small_models import tiny_spec
 
 from kvlab import checkpoint, costs, roofline
+from kvlab.accounting import CONTEXT, MISTAKES, right_answers
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.configs import hardware, preset
@@ -164,3 +165,26 @@ def test_hardware_facts_are_in_base_units_and_name_their_source(name):
         assert dtype in ("fp32", "fp16", "bf16", "fp8") and 1e12 < peak < 1e16
     assert len(card.source) > 20
     assert ("bf16" in card.peak_flops_per_second) == (float(card.compute_capability) >= 8)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.name)
+def test_cost_09_and_10_accounting_mistakes_differ_from_what_is_counted_and_held(mistake):
+    """Each wrong formula parts from the right one, and the right one is what torch does."""
+    spec = tiny_spec()
+    right = right_answers(spec)[mistake.quantity]
+    assert mistake.compute(spec) != right
+    model = Decoder.random(spec)
+    cache = ContiguousKVCache(spec, 1, CONTEXT, torch.bfloat16)
+    masked = costs.attention_flops(spec, CONTEXT**2 - costs.causal_pairs(CONTEXT, CONTEXT))
+    seen = {
+        "FLOPs of a cached step": count_flops(forward(model, 1, CONTEXT - 1, "last")).total,
+        "FLOPs of a prefill": count_flops(forward(model, CONTEXT, 0, "last")).total - masked,
+        "weights streamed": model.lm_head.numel()
+        + sum(
+            w.numel()
+            for layer in model.layers
+            for w in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+        ),
+        "KV bytes per token": cache.nbytes // CONTEXT,
+    }
+    assert seen[mistake.quantity] == right

@@ -1,0 +1,686 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 8. Bytes and the roofline
+#
+# **The cache removed almost all arithmetic. What is the machine still waiting for?**
+#
+# You count what a decode step computes and what it moves, to the unit. You set both under the two
+# roofs of a machine, and predict tokens per second before you measure them. The gap between the
+# two gets a name and a size. In the end you can say of any new technique which bytes it attacks,
+# and what it can gain at most.
+#
+# You need [chapter 2](02_cache_append.ipynb) (the cached step), [chapter 3](03_gqa_shapes.ipynb)
+# (bytes per token) and, for the batches, [chapter 7](07_engine_step.ipynb).
+
+# %% tags=["setup", "hide-cell"]
+
+# %% [markdown]
+# ## One step in two numbers
+#
+# Llama-3-8B, bf16, one sequence, in the middle of the running example. First what the step
+# computes, then what it must read.
+
+# %%
+from kvlab import costs, roofline, units
+from kvlab.configs import hardware, preset
+from kvlab.plots import figure, say, table
+
+llama, card = preset("llama-3-8b"), hardware("h100-sxm")
+P = 8_030_000_000  # coarse accounting, as on the model card
+s = 2304
+
+flops = 2 * P + 4 * llama.num_heads * llama.head_dim * llama.num_layers * s
+num_bytes = 2 * P + s * 131_072
+
+# %% tags=["hide-input"]
+peak, bandwidth = card.peak_flops_per_second["bf16"], card.bandwidth_bytes_per_second
+say(
+    f"The step computes **{units.flops(flops)}** and reads **{units.decimal_bytes(num_bytes)}**: "
+    f"{flops / num_bytes:.3f} FLOP for each byte. An {card.name} could do the arithmetic in "
+    f"{units.seconds(flops / peak)}. It needs {units.seconds(num_bytes / bandwidth)} to read the "
+    f"bytes: {num_bytes / bandwidth / (flops / peak):,.0f} times as long."
+)
+
+# %% [markdown]
+# So the arithmetic units stand idle for almost the whole step. Nobody would have built such a
+# program on purpose. It is what remains after the cache has deleted the repeated work: the same
+# weights still have to come past, for one token instead of thousands.
+
+# %% [markdown]
+# ## Two roofs
+#
+# Arithmetic and memory work at the same time, so a step takes as long as the slower of the two. In
+# FLOP per second: below a certain number of FLOPs per byte the bandwidth is the limit, above it the
+# peak. That corner is the *ridge*.
+
+
+# %%
+def step_seconds(flops, num_bytes, peak, bandwidth):
+    return max(flops / peak, num_bytes / bandwidth)
+
+
+def attainable(intensity, peak, bandwidth):
+    return min(peak, intensity * bandwidth)
+
+
+# %%
+assert step_seconds(flops, num_bytes, peak, bandwidth) == roofline.roofline_seconds(
+    flops, num_bytes, peak, bandwidth
+)
+assert flops == roofline.batch_step_flops(llama, P, 1, s)
+assert num_bytes == roofline.batch_step_bytes(llama, P, 1, s)
+print("by hand = kvlab.roofline")
+
+# %%
+cards = ["h100-sxm", "h100-pcie", "h200-sxm", "a100-80gb", "a100-40gb", "l4", "t4", "rtx-4090"]
+rows = []
+for name in cards:
+    device = hardware(name)
+    half = device.peak_flops_per_second.get("bf16") or device.peak_flops_per_second["fp16"]
+    seconds = costs.memory_seconds(num_bytes, device.bandwidth_bytes_per_second)
+    rows.append(
+        {
+            "card": device.name,
+            "bandwidth": units.decimal_bytes(device.bandwidth_bytes_per_second) + "/s",
+            "16-bit peak": units.flops(half) + "/s",
+            "ridge, FLOP/byte": f"{half / device.bandwidth_bytes_per_second:,.0f}",
+            "tokens per second, at most": f"{1 / seconds:,.0f}",
+        }
+    )
+table(
+    rows,
+    "Datasheet roofs, and one cached step of Llama-3-8B at s = 2,304",
+    "Dense rates. A card too small for the model is listed for its bandwidth only.",
+)
+
+# %% [markdown]
+# Every card has its ridge at dozens or hundreds of FLOPs per byte. A cached step has one. The
+# uncached step of chapter 1 lies on the other side: it does thousands of times the arithmetic on the
+# same weights.
+
+# %% tags=["hide-input"]
+uncached = costs.uncached_step_flops(llama, P, s)
+say(
+    f"Uncached at s = {s:,}: {units.flops(uncached)}, "
+    f"{costs.intensity(uncached, costs.weight_bytes(P)):,.0f} FLOP per byte of weights, "
+    f"{uncached / flops:,.0f} times the arithmetic of the cached step. It is bound by the peak and "
+    f"takes {units.seconds(costs.compute_seconds(uncached, peak))} at least; the cached step is "
+    f"bound by the bandwidth and takes {units.seconds(costs.memory_seconds(num_bytes, bandwidth))}."
+)
+
+# %% [markdown]
+# Deleting arithmetic moved the step from one side of the roofline to the other. That is why the
+# gain in time is far smaller than the gain in FLOPs.
+#
+# In the picture, A is the uncached step, B the cached one, C a batch. Press *Play*: A slides up in
+# arithmetic as the context grows, B hardly moves, C drifts left as KV joins the weights. Then
+# change the card, and raise the batch until C leaves the slope. It may not get there: see the note
+# under the table.
+
+# %%
+from kvlab.widgets.base import show
+from kvlab.widgets.roofline import Roofline
+
+show(Roofline())
+
+# %% [markdown]
+# ## Counted, not believed
+#
+# Formulas can be wrong by a factor of two for years. So count. torch can record every operator of a
+# forward with its shapes and add up the multiplications and additions. We run the real checkpoint
+# four ways and compare to the unit.
+
+# %%
+import torch
+
+from kvlab.attention import CachedAttention, UncachedAttention
+from kvlab.cache import ContiguousKVCache
+from kvlab.checkpoint import load
+from kvlab.measure import count_flops
+
+checkpoint = load()
+model, spec = checkpoint.model, checkpoint.spec
+print(checkpoint.source)
+
+
+# %%
+def forward(num_new, cached, rows):
+    """One forward of num_new tokens behind `cached` ones; None: no cache at all."""
+    start = cached or 0
+    ids = torch.arange(1, num_new + 1).view(1, -1)
+    positions = torch.arange(start, start + num_new).view(1, -1)
+    if cached is None:
+        return lambda: model.forward(ids, positions, UncachedAttention(spec), rows)
+    cache = ContiguousKVCache(spec, 1, start + num_new)
+    cache.advance(start)
+    return lambda: model.forward(ids, positions, CachedAttention(spec, cache), rows)
+
+
+# %%
+kinds = {
+    "prefill of 96": (96, 0, "last", 1),
+    "chunk of 16 behind 80": (16, 80, "last", 1),
+    "cached step at 96": (1, 95, "last", 1),
+    "uncached step at 96": (96, None, None, 96),
+}
+rows = []
+for name, (q, cached, which, num_rows) in kinds.items():
+    counted = count_flops(forward(q, cached, which)).total
+    k = q + (cached or 0)
+    exact = roofline.forward_flops(spec, q, k, num_rows)
+    masked = roofline.masked_forward_flops(spec, q, k, num_rows)
+    assert counted == masked
+    coarse = 2 * 134_500_000 * q + costs.attention_flops(spec, q * k if q == 1 else q * k // 2)
+    rows.append(
+        {
+            "forward": name,
+            "coarse": units.flops(coarse),
+            "exact": f"{exact:,}",
+            "with masked pairs": f"{masked:,}",
+            "counted": f"{counted:,}",
+        }
+    )
+table(rows, "FLOPs of one forward of SmolLM2-135M, three accountings and the counter")
+
+# %% [markdown]
+# The last two columns agree in every digit. Three things to read off:
+#
+# - *Exact* and *counted* differ where several queries share a call: the counter charges the whole
+#   rectangle of pairs, a causal kernel skips the half above the diagonal. For one query they are
+#   equal, for a decode step masks nothing.
+# - A prefill that keeps one row of logits is cheaper than the coarse "2P a token": the output head,
+#   a large part of this small model, runs once. The uncached step pays for it at every position.
+# - *Coarse* is good for planning and bad for finding a bug.
+
+# %% [markdown]
+# ### Accounting mistakes, switched on and caught
+#
+# Each of these stood in a public tool or text. All give plausible numbers. Against the counter each
+# of them fails.
+
+# %%
+from kvlab.accounting import MISTAKES, right_answers
+
+rows = []
+for mistake in MISTAKES:
+    right, wrong = right_answers(spec)[mistake.quantity], mistake.compute(spec)
+    assert right != wrong
+    rows.append(
+        {
+            "mistake": mistake.name,
+            "quantity": mistake.quantity,
+            "wrong by": f"{wrong / right:.2f} x",
+            "caught by": mistake.caught_by,
+        }
+    )
+table(rows, "Accounting mistakes on SmolLM2-135M, one cached step at 96 and a prefill of 96")
+
+# %% [markdown]
+# ### Bytes
+#
+# The same for bytes. What a step streams is what the model holds as matrices, plus what the cache
+# holds. The input embedding is not streamed: one row of it is picked.
+
+# %%
+matrices = [model.lm_head] + [
+    weight
+    for layer in model.layers
+    for weight in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+]
+held = sum(weight.nbytes for weight in matrices)
+cache = ContiguousKVCache(spec, 1, 96)
+streamed = costs.streamed_params(spec)
+assert held == costs.weight_bytes(streamed, 4)
+assert held + cache.nbytes == costs.cached_step_bytes(spec, streamed, 96, 4)
+print(f"{held:,} bytes of matrices + {cache.nbytes:,} of cache: as computed")
+
+# %% [markdown]
+# ## Your machine
+#
+# Two measurements of a second each give your own roofs: read a buffer that no cache can hold, and
+# multiply two square matrices.
+
+# %% tags=["nbval-ignore-output"]
+from kvlab.measure import in_turns, measured_hardware, medians
+
+here = measured_hardware()
+ridge = roofline.ridge_intensity(
+    here.peak_flops_per_second["fp32"], here.bandwidth_bytes_per_second
+)
+say(
+    f"**{here.name}** reads {units.decimal_bytes(here.bandwidth_bytes_per_second)}/s and does "
+    f"{units.flops(here.peak_flops_per_second['fp32'])}/s in fp32. Its ridge is at {ridge:.1f} "
+    "FLOP per byte."
+)
+
+# %% [markdown]
+# Now predict. The checkpoint has fp32 weights here, so a cached step at a short context reads four
+# bytes a weight and little else. An uncached step does the arithmetic for all tokens.
+
+
+# %% tags=["nbval-ignore-output"]
+def predicted(num_new, context, num_rows, batch=1):
+    flops = batch * roofline.forward_flops(spec, num_new, context, num_rows)
+    moved = roofline.batch_step_bytes(spec, streamed, batch, context, 4)
+    return roofline.roofline_seconds(
+        flops, moved, here.peak_flops_per_second["fp32"], here.bandwidth_bytes_per_second
+    )
+
+
+def batched(batch, context=96):
+    """One cached step of `batch` sequences."""
+    cache = ContiguousKVCache(spec, batch, context)
+    cache.advance(context - 1)
+    attend = CachedAttention(spec, cache)
+    ids = torch.full((batch, 1), 11)
+    return lambda: model.forward(ids, torch.full((batch, 1), context - 1), attend, "last")
+
+
+calls = {"uncached": forward(96, None, None)} | {f"batch {b}": batched(b) for b in (1, 4, 16)}
+measured = medians(in_turns(calls, rounds=5))
+
+# %% tags=["nbval-ignore-output"]
+guesses = {"uncached": predicted(96, 96, 96)}
+guesses |= {f"batch {b}": predicted(1, 96, 1, b) for b in (1, 4, 16)}
+rows = []
+for name, seconds in measured.items():
+    tokens = int(name.split()[-1]) if name != "uncached" else 1
+    rows.append(
+        {
+            "step": name,
+            "predicted tokens/s": f"{tokens / guesses[name]:,.0f}",
+            "measured tokens/s": f"{tokens / seconds:,.0f}",
+            "measured / predicted": f"{guesses[name] / seconds:.0%}",
+        }
+    )
+table(rows, "One step at context 96 on this machine, fp32: roofline and clock")
+
+# %% [markdown]
+# A measurement that exceeds the prediction is no miracle: the roofs were measured too, with other
+# shapes, on a machine that may have been busier. One that falls short has a reason, and the rest of
+# this section looks for it.
+
+# %% [markdown]
+# ### The gap has a name
+#
+# A step is more than its products. Each operator call costs some microseconds in which Python and
+# torch decide what to run. `make bench` measures this in turns, round after round, beside
+# transformers and llama.cpp. Here is the record that stands in `data/measurements`.
+
+# %% tags=["hide-input"]
+from kvlab.measure import recorded
+
+record = recorded("cpu")
+machine = record["machine"]
+say(
+    f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
+    f"{machine['instructions']}, torch {machine['torch']}, transformers "
+    f"{machine['transformers']}. The machine was shared while this ran (load "
+    f"{machine['load_average']:.0f}), so ratios are of processor time, median over rounds."
+)
+
+# %% tags=["hide-input"]
+gap = record["cases"]["overhead, fp32, 1 thread"]
+rows = [
+    {
+        "what runs": name,
+        "time, this loop = 1": f"{ratio:.2f}",
+        "operator calls": f"{gap['operators'].get(name, 1):,}",
+    }
+    for name, ratio in gap["ratio_cpu"].items()
+]
+table(rows, f"One cached step of SmolLM2-135M at s = {gap['context']}, fp32, one thread")
+
+# %% [markdown]
+# Read it from the bottom. Reading the weights' bytes is the floor. The products alone come close
+# to it: torch's matrix-vector products read almost as fast as a plain sum. The rest of the loop's
+# time is everything between the products: norms, rotation, attention, the cache write, and the calls
+# themselves. transformers makes about twice as many.
+
+# %%
+means = record["cases"]["means, fp32, 1 thread"]
+rows = [
+    {
+        "taken away": name,
+        "step takes": f"{ratio:.2f} x",
+        "operator calls": f"{means['operators'][name]:,}",
+    }
+    for name, ratio in means["ratio_cpu"].items()
+]
+table(rows, f"What each plain means buys: the loop without it, at s = {means['context']}")
+
+# %% [markdown]
+# Each row changes one thing and leaves the rest. None of them needs a compiler, and a reader finds
+# each in `kvlab/model.py`, `kvlab/cache.py` or `kvlab/attention.py` in a line or two.
+#
+# Against the context the picture is the one that chapter 2 promised: a cache that is copied at every
+# step grows steeper than one that is only read.
+
+# %% tags=["hide-input"]
+points = record["cases"]["context, fp32, 1 thread"]["points"]
+contexts = [int(c) for c in points]
+names = ["kvlab", "transformers, dynamic cache"]
+figure(
+    {
+        n: (contexts, [1e3 * points[str(c)]["cpu"][n]["median_seconds"] for c in contexts])
+        for n in names
+    },
+    x="context s, tokens",
+    y="ms of processor time a step",
+    title="One cached step against its context, fp32, one thread (recorded)",
+    alt="Time of a cached step over context for kvlab and for transformers; both grow, "
+    "transformers faster",
+)
+
+# %% [markdown]
+# The [bench page](../book/bench.md) has all recorded cases, llama.cpp among them, and says how to
+# repeat them on your machine with one command.
+
+# %% [markdown]
+# ## A batch shares the weights, and nothing else
+#
+# The weights come past once for the whole batch. K and V belong to one sequence each. So the first
+# sequences of a batch are almost free, and at some number of resident tokens the KV is the larger
+# part. Guess where, before you look.
+
+# %%
+from kvlab.widgets.predict import Predict
+
+show(
+    Predict(
+        "Llama-3-8B, weights and KV in bf16: how many resident tokens, over the whole batch, make a "
+        "step read as much KV as weights?",
+        roofline.kv_weight_crossover_tokens(llama, P),
+        "tokens",
+        "Weights in bytes / bytes per token.",
+    )
+)
+
+# %% tags=["hide-input"]
+batches = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+def rate(batch, context):
+    flops = roofline.batch_step_flops(llama, P, batch, context)
+    moved = roofline.batch_step_bytes(llama, P, batch, context)
+    return batch / roofline.roofline_seconds(flops, moved, peak, bandwidth)
+
+
+figure(
+    {f"context {c:,}": (batches, [rate(b, c) for b in batches]) for c in (512, 2304, 8192)},
+    x="sequences in the batch",
+    y="tokens per second, at most",
+    title=f"Llama-3-8B, bf16, on {card.name}: batching under the roofs",
+    alt="Tokens per second over batch size for three contexts: each rises in proportion at first "
+    "and then flattens, the longer the context the sooner",
+    log_x=True,
+    log_y=True,
+)
+
+# %% tags=["hide-input"]
+limit = roofline.intensity_limit(llama, P, 2304)
+say(
+    f"Even a batch without end does not reach the arithmetic roof at s = 2,304: it would have "
+    f"{limit:.0f} FLOP per byte, and the ridge is at "
+    f"{roofline.ridge_intensity(peak, bandwidth):.0f}. A single stream never gets faster by "
+    "batching; its own K and V and everyone's weights still have to pass."
+)
+
+# %% [markdown]
+# ## What fits
+#
+# Batching needs room. An engine takes a share of the card (0.9 is usual), subtracts the weights, and
+# cuts the rest into blocks. One block is kept back as the null block that padding points to.
+
+# %%
+from kvlab import kv_costs
+
+rows = []
+for name in ["h100-sxm", "h200-sxm", "a100-40gb", "l4", "rtx-4090"]:
+    device = hardware(name)
+    pool = kv_costs.pool_bytes(device.driver_memory_bytes, 0.9, costs.weight_bytes(P))
+    blocks = kv_costs.num_blocks(pool, costs.kv_bytes_per_token(llama), 16) - 1
+    tokens = kv_costs.pool_tokens(blocks, 16)
+    rows.append(
+        {
+            "card": device.name,
+            "driver reports": units.both_bytes(device.driver_memory_bytes),
+            "pool": units.binary_bytes(pool),
+            "blocks of 16": f"{blocks:,}",
+            "tokens": f"{tokens:,}",
+            "requests of 8,192": f"{kv_costs.concurrency(tokens, 8192):,.2f}",
+        }
+    )
+table(rows, "Llama-3-8B in bf16 at a utilisation of 0.9, one block kept back")
+
+# %% tags=["hide-input"]
+asked = costs.weight_bytes(P) + 64 * costs.kv_bytes(llama, 8192)
+say(
+    f"Sixty-four requests of 8,192 tokens and the weights are {units.both_bytes(asked)}. Does that "
+    f"fit on an H100? Against 80 GB: no. Against what the driver reports, "
+    f"{units.both_bytes(card.driver_memory_bytes)}: yes, by a hair. Against 0.9 of it: no, and that "
+    "is the answer that counts. A sentence that flips with the unit needs its unit."
+)
+
+# %% [markdown]
+# The planner of chapter 3 does this sum for any model, card and format.
+#
+# ### Read an engine's log
+#
+# vLLM prints three figures when it starts. Can they be believed?
+
+# %%
+from kvlab.audit import audit
+from kvlab.specs import DATA_DIR
+
+log = (DATA_DIR / "engine_logs" / "vllm-v1-two-lines.log").read_text()
+print(log)
+rows = [
+    {
+        "check": c["name"],
+        "predicted": f"{c['predicted']:,}",
+        "log": f"{c['reported']:,}",
+        "could have failed": "yes" if c["independent"] else "no",
+    }
+    for c in audit(llama, log)["checks"]
+]
+table(rows, "The start-up log, recomputed")
+
+# %% [markdown]
+# Only the first check tests anything. Tokens against memory contains the model's shape: had the
+# reader of the config been wrong about heads or head size, it would not come out. Concurrency
+# against tokens is one division, right for any model. And for a hybrid model even that fails: with
+# windows or a fixed state per request, bytes are not proportional to tokens, so the tokens that the
+# log prints are a way of speaking.
+
+# %% [markdown]
+# ## What each later technique attacks
+#
+# Now the question that this book was for. Take the step apart: bytes of weights, bytes of KV, and
+# time that is neither. Whoever promises a gain attacks one of them, and can gain no more than its
+# share. Llama-3-8B at s = 2,304 on the H100, for one sequence and for a batch of 64:
+
+# %%
+from dataclasses import replace
+from kvlab.kv_formats import storage_format
+from kvlab.specs import LayerSpec
+
+
+def step(batch, spec=llama, weight_width=2, kv_width=2, extra=0.0):
+    """Seconds of one step by its bytes, plus time that no bytes explain."""
+    moved = costs.weight_bytes(P, weight_width) + batch * costs.kv_bytes(spec, s, kv_width)
+    return costs.memory_seconds(float(moved), bandwidth) + extra
+
+
+def with_layers(*layers):
+    return replace(llama, layers=layers * (llama.num_layers // len(layers)))
+
+
+full, window = LayerSpec("full", 8, 128, 128), LayerSpec("sliding", 8, 128, 128, window=1024)
+latent = LayerSpec("latent", 1, 576, 0)  # the shape that DeepSeek-V3 caches
+calls = roofline.step_seconds_with_overhead(gap["operators"]["kvlab"], 3e-6, 0.0)
+drafts = roofline.tokens_per_verified_step(0.7, 4)
+
+# %%
+changes = {
+    "KV in 8 bits": ("KV bytes", dict(kv_width=storage_format("fp8").bytes_per_element)),
+    "KV in 4 bits, scales included": (
+        "KV bytes",
+        dict(kv_width=storage_format("int4").bytes_per_element),
+    ),
+    "MLA in place of GQA": ("KV bytes", dict(spec=with_layers(latent))),
+    "3 of 4 layers with a window of 1,024": (
+        "KV bytes",
+        dict(spec=with_layers(window, window, window, full)),
+    ),
+    "weights in 8 bits": ("weight bytes", dict(weight_width=1)),
+}
+rows = [
+    {
+        "technique": name,
+        "attacks": what,
+        **{f"gain, batch {b}": f"{step(b) / step(b, **change):.2f} x" for b in (1, 64)},
+    }
+    for name, (what, change) in changes.items()
+]
+rows += [
+    {
+        "technique": "batch of 64 in place of 1",
+        "attacks": "weight bytes per token",
+        "gain, batch 1": f"{64 * step(1) / step(64):.1f} x",
+        "gain, batch 64": "1.00 x",
+    },
+    {
+        "technique": "4 drafts, 0.7 accepted each",
+        "attacks": "steps per token",
+        **{f"gain, batch {b}": f"{drafts:.2f} x" for b in (1, 64)},
+    },
+    {
+        "technique": "a graph: no time between calls",
+        "attacks": "time without bytes",
+        **{f"gain, batch {b}": f"{step(b, extra=calls) / step(b):.2f} x" for b in (1, 64)},
+    },
+]
+table(
+    rows,
+    "What the bytes allow each technique to gain, at most",
+    "Graph: this book's number of operator calls at 3 µs each, an assumption you can change. "
+    "Drafts: the drafter itself is taken as free.",
+)
+
+# %% [markdown]
+# Two readings. For one sequence everything about KV is almost without effect at this context: the
+# weights are the bytes. In a batch the picture turns, and halving KV comes near to halving the step.
+# Paging does not appear at all, for it moves no fewer bytes. It lets more sequences in, which is the
+# row called batch.
+
+# %% [markdown]
+# ## Exercises
+#
+# `check` says what is wrong with an answer, `hint("8.1")` gives a push.
+#
+# **8.1** The most an L4 can give. The cell prints the question.
+
+# %%
+from kvlab.exercises import check, hint, status
+
+answer = None  # your answer here, a number
+check("8.1", answer)
+
+# %% [markdown]
+# <details><summary>Solution of 8.1</summary>
+#
+# ```python
+# answer = 300e9 / (2 * 8.03e9 + 4096 * 131_072)
+# ```
+#
+# About eighteen tokens a second, whatever the arithmetic units could do.
+#
+# </details>
+#
+# **8.2** Where KV outweighs the weights.
+
+# %%
+answer = None  # your answer here, a number
+check("8.2", answer)
+
+# %% [markdown]
+# <details><summary>Solution of 8.2</summary>
+#
+# `2 * 8.03e9 / 131_072`. Both sides are bytes; with the same number of bytes an element it cancels
+# out.
+#
+# </details>
+#
+# **8.3** The roofline, as a function.
+
+
+# %%
+def step_seconds_of_mine(flops, bytes_moved, peak, bandwidth):
+    """The least time of a step, in seconds."""
+
+
+check("8.3", step_seconds_of_mine)
+
+# %% [markdown]
+# <details><summary>Solution of 8.3</summary>
+#
+# ```python
+# def step_seconds_of_mine(flops, bytes_moved, peak, bandwidth):
+#     return max(flops / peak, bytes_moved / bandwidth)
+# ```
+#
+# </details>
+#
+# **8.4** Admission, with the units that decide it.
+
+# %%
+answer = None  # your answer here, a whole number
+check("8.4", answer)
+
+# %% [markdown]
+# <details><summary>Solution of 8.4</summary>
+#
+# ```python
+# pool = 0.9 * 81_559 * 2**20 - 2 * 8.03e9
+# answer = pool // (8192 * 131_072)
+# ```
+#
+# </details>
+
+# %%
+status(8)
+
+# %% [markdown]
+# ## In the engines
+#
+# vLLM profiles one forward at start-up, subtracts what it used from its share of the card, divides
+# the rest by the bytes of a block, and prints tokens and concurrency (`vllm/v1/core/kv_cache_utils.py`
+# at commit a556f3f; the bytes of a cell are head size times dtype size for K and for V, the page is
+# heads times block size times cell). SGLang sizes its pool by tokens and prints K and V apart.
+# Both capture graphs of decode steps for a list of batch sizes: that removes the time between
+# calls, and nothing else.
+
+# %% [markdown]
+# ## What it cost, and where to go
+#
+# You can now price a decode step: FLOPs and bytes to the unit, the roof that binds, the gap that
+# remains and what it is made of. Eight layers, from one forward per token to an engine with blocks,
+# all resting on one fact: K and V of a token, once computed, are final.
+#
+# Take your own model's config.json, your own card, and predict. Then measure.
+#
+# **References.** Williams, Waterman and Patterson 2009 for the roofline; Pope et al. 2022 for the
+# accounting of inference; Kwon et al. 2023 for paging; Leviathan et al. 2023 for speculation. See
+# the [references page](../book/references.md).
