@@ -10,11 +10,10 @@ import ast
 import re
 from pathlib import Path
 
-from kvlab import costs, faults, formulas, units
+from kvlab import faults, formulas, modelstext, units
 from kvlab.configs import model_names, preset
 from kvlab.faults.guide import field_guide_markdown
 from kvlab.reports import cost_report
-from kvlab.specs import ModelSpec
 
 PACKAGE = Path(__file__).resolve().parent
 #: Files that belong to the book's build or to the command line.
@@ -54,29 +53,8 @@ def running_example() -> dict[str, str]:
 
 
 def models_table() -> str:
-    """One row a preset: what its layers keep, and what a context costs."""
-    head = ["model", "layers", "query / KV heads", "head size"]
-    head += ["first token", "8,192 tokens", "131,072 tokens"]
-    rows = [f"| {' | '.join(head)} |", "|---|---|---|---|---:|---:|---:|"]
-    for name in model_names():
-        spec = preset(name)
-        rows.append(
-            f"| {spec.name} (`{name}`) | {layers_in_words(spec)} | "
-            f"{spec.num_heads} / {spec.num_kv_heads} | {spec.head_dim} | "
-            f"{units.binary_bytes(costs.kv_bytes(spec, 1))} | "
-            f"{units.binary_bytes(costs.kv_bytes(spec, 8192))} | "
-            f"{units.binary_bytes(costs.kv_bytes(spec, 131072))} |"
-        )
-    return "\n".join(rows)
-
-
-def layers_in_words(spec: ModelSpec) -> str:
-    """`32 full`, or `8 full, 40 sliding (1,024)`."""
-    counts: dict[str, int] = {}
-    for layer in spec.layers:
-        window = f" ({layer.window:,})" if layer.window else ""
-        counts[layer.kind + window] = counts.get(layer.kind + window, 0) + 1
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    """Every preset: what its layers keep, and what a context costs."""
+    return modelstext.models_html()
 
 
 def field_guide() -> str:
