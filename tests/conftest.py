@@ -20,7 +20,7 @@ paths = [str(OFFLINE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.p
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported: kernels in Python
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: kernels in Python
 if "PYTEST_XDIST_WORKER" in os.environ:  # two workers on two cores: one thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
