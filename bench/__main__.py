@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     transformers.utils.logging.set_verbosity_error()
-    found: dict[str, object] = {}
+    path = None
     with tempfile.TemporaryDirectory() as scratch:
         for dtype_name in options.dtypes:
             dtype = DTYPES[dtype_name]
@@ -41,41 +42,41 @@ def main(arguments: list[str] | None = None) -> int:
             rivals = Rivals.load(loaded, dtype, Path(scratch))
             for threads in options.threads:
                 torch.set_num_threads(threads)
-                measured = _measure(rivals, dtype_name, threads, options)
-                found.update(measured)
-                machine = {
-                    **describe_machine(),
-                    "transformers": transformers.__version__,
-                    "llama_cpp_python": llamacpp.VERSION,
-                    "weights": loaded.source,
-                }
-                path = record.write(options.name, found, machine)
+                for name, value in _measure(rivals, dtype_name, threads, options):
+                    about = describe_machine()
+                    value = {"load_average_after": about["load_average"], **value}
+                    about |= {
+                        "transformers": transformers.__version__,
+                        "llama_cpp_python": llamacpp.VERSION,
+                        "weights": loaded.source,
+                    }
+                    path = record.write(options.name, {name: value}, about)
+                    print(f"{name}: {_brief(value)}", file=sys.stderr, flush=True)
+    if path is None:
+        return 1
     print(f"written: {path.name} in data/measurements", file=sys.stderr)
     return 0
 
 
-def _measure(rivals: Rivals, dtype: str, threads: int, options) -> dict[str, object]:
+def _measure(
+    rivals: Rivals, dtype: str, threads: int, options: argparse.Namespace
+) -> Iterator[tuple[str, dict]]:
+    """(name, case) of every case asked for, each written as soon as it is there."""
     tag = f"{dtype}, {threads} thread{'s' if threads > 1 else ''}"
-    rounds, found = options.rounds, {}
-
-    def add(case: str, value: dict[str, object]) -> None:
-        load = describe_machine()["load_average"]
-        found[f"{case}, {tag}"] = {"load_average_after": load, **value}
-        print(f"{case}, {tag}: {_brief(value)}", file=sys.stderr, flush=True)
-
-    if "decode" in options.only:
-        add("decode", cases.decode(rivals, threads, rounds))
-        add("machine", cases.machine_rates([rivals.dtype]))
-    if "overhead" in options.only:
-        add("overhead", cases.overhead(rivals, 6 * rounds))
-    # The longer cases once: in float32 on one thread, where a plot is easiest to read.
-    if "means" in options.only and threads == min(options.threads):
-        add("means", cases.means(rivals, 4 * rounds))
-    if "context" in options.only and threads == min(options.threads) and dtype == "fp32":
-        add("context", cases.against_context(rivals, 3 * rounds))
-    if "engine" in options.only and threads == max(options.threads):
-        add("engine", cases.engine(rivals, max(2, rounds // 2)))
-    return found
+    rounds, only = options.rounds, options.only
+    fewest, most = threads == min(options.threads), threads == max(options.threads)
+    if "decode" in only:
+        yield f"decode, {tag}", cases.decode(rivals, threads, rounds)
+        yield f"machine, {tag}", cases.machine_rates([rivals.dtype])
+    if "overhead" in only:
+        yield f"overhead, {tag}", cases.overhead(rivals, 6 * rounds)
+    # The longer cases once: on one thread, where the clock is quietest; contexts in float32.
+    if "means" in only and fewest:
+        yield f"means, {tag}", cases.means(rivals, 4 * rounds)
+    if "context" in only and fewest and dtype == "fp32":
+        yield f"context, {tag}", cases.against_context(rivals, 3 * rounds)
+    if "engine" in only and most:
+        yield f"engine, {tag}", cases.engine(rivals, max(2, rounds // 2))
 
 
 def _brief(value: dict[str, object]) -> str:

@@ -1,0 +1,168 @@
+"""The record of `make bench` as tables and figures, for chapter 8 and the bench page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvlab import units
+from kvlab.plots import figure, say, table
+
+Record = Mapping[str, dict]
+
+#: Where a case was timed on a machine with other work, its processor time is what compares.
+CLOCKS = {"wall": "wall clock", "cpu": "processor time"}
+
+
+def cases_of(record: Record, kind: str) -> dict[str, dict]:
+    """The cases of one kind by the rest of their name: "fp32, 1 thread" -> the case."""
+    return {
+        name.split(", ", 1)[1]: case
+        for name, case in record["cases"].items()
+        if name.split(", ", 1)[0] == kind
+    }
+
+
+def say_machine(record: Record) -> None:
+    """One paragraph: where, when and with what the record was made, and how busy it was."""
+    machine = record["machine"]
+    cases = record["cases"].values()
+    loads = [case["load_average_after"] for case in cases if "load_average_after" in case]
+    llama = machine.get("llama_cpp_python")
+    busy = max(loads) > machine["cores"]
+    say(
+        f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['instructions']}, {units.binary_bytes(machine['memory_bytes'])} of memory. torch "
+        f"{machine['torch']}, transformers {machine['transformers']}, "
+        + (f"llama-cpp-python {llama}" if llama else "llama.cpp not installed")
+        + f". Weights: {machine['weights']}.",
+        f"The load on the machine was between {min(loads):.0f} and {max(loads):.0f} while this ran"
+        + (
+            ", more than it has cores, so the wall clock also counts waiting for a core. "
+            "Processor time does not, and is what the ratios here are of unless they say otherwise."
+            if busy
+            else "."
+        ),
+    )
+
+
+def show_decode(record: Record) -> None:
+    """Every decode case: milliseconds a token of each loop, and ratios to kvlab's."""
+    for name, case in cases_of(record, "decode").items():
+        rows = [
+            {
+                "loop": loop,
+                "ms a token, processor": f"{1e3 * case['cpu'][loop]['median_seconds']:.1f}",
+                "ms a token, wall": f"{1e3 * case['wall'][loop]['median_seconds']:.1f}",
+                "time, kvlab = 1 (processor)": f"{case['ratio_cpu'][loop]:.2f}",
+                "time, kvlab = 1 (wall)": f"{case['ratio_wall'][loop]:.2f}",
+                "same tokens": f"{case['tokens_equal_to_kvlab'].get(loop, '')}",
+            }
+            for loop in case["ratio_cpu"]
+        ]
+        table(
+            rows,
+            f"{name}: {case['tokens']} tokens after a prompt of {case['prompt_tokens']}",
+            note="A ratio above 1 is slower than kvlab. Reading the weights' bytes is the floor.",
+        )
+
+
+def show_decode_figure(record: Record) -> None:
+    """The ratios of all decode cases as bars."""
+    cases = cases_of(record, "decode")
+    loops = [loop for loop in next(iter(cases.values()))["ratio_cpu"]]
+    figure(
+        {
+            loop: (list(cases), [case["ratio_cpu"].get(loop) for case in cases.values()])
+            for loop in loops
+        },
+        x="case",
+        y="processor time, kvlab = 1",
+        title="Greedy decoding of SmolLM2-135M: time of each loop against kvlab's",
+        alt="Bars of processor time relative to kvlab for each loop in each case",
+        kind="bars",
+    )
+
+
+def show_overhead(record: Record) -> None:
+    """Where a step's time goes."""
+    for name, case in cases_of(record, "overhead").items():
+        rows = [
+            {
+                "what runs": what,
+                "ms a step": f"{1e3 * case['cpu'][what]['median_seconds']:.1f}",
+                "kvlab's step = 1": f"{ratio:.2f}",
+                "operator calls": f"{case['operators'].get(what, 1):,}",
+            }
+            for what, ratio in case["ratio_cpu"].items()
+        ]
+        table(rows, f"One cached step at s = {case['context']}, {name}, processor time")
+
+
+def show_means(record: Record) -> None:
+    """The loop without one of its means at a time."""
+    for name, case in cases_of(record, "means").items():
+        rows = [
+            {
+                "taken away": what,
+                "step takes": f"{ratio:.2f} x",
+                "operator calls": f"{case['operators'][what]:,}",
+            }
+            for what, ratio in case["ratio_cpu"].items()
+        ]
+        table(
+            rows, f"What each plain means buys: the loop without it, s = {case['context']}, {name}"
+        )
+
+
+def show_context(record: Record) -> None:
+    """A cached step against its context, and the uncached step beside it."""
+    for name, case in cases_of(record, "context").items():
+        points = case["points"]
+        contexts = [int(c) for c in points]
+        loops = ("kvlab", "transformers, dynamic cache")
+        figure(
+            {
+                loop: (
+                    contexts,
+                    [1e3 * points[str(c)]["cpu"][loop]["median_seconds"] for c in contexts],
+                )
+                for loop in loops
+            },
+            x="context s, tokens",
+            y="ms of processor time a step",
+            title=f"One cached step against its context, {name}",
+            alt="Time of a cached step over context for kvlab and for transformers",
+        )
+        rows = [
+            {
+                "context s": f"{c:,}",
+                "transformers / kvlab": f"{points[str(c)]['ratio_cpu'][loops[1]]:.2f}",
+                "uncached / cached": f"{points[str(c)]['uncached']['ratio_cpu']['uncached']:.1f}",
+            }
+            for c in contexts
+        ]
+        table(rows, f"Ratios of one step, {name}, processor time")
+
+
+def show_engine(record: Record) -> None:
+    """Tokens per second over batch sizes, and ragged requests against a padded batch."""
+    for name, case in cases_of(record, "engine").items():
+        batches = case["batches"]["cpu"]
+        sizes = {n: int(n.split()[-1]) for n in batches}
+        one = batches["batch 1"]["median_seconds"]
+        rows = [
+            {
+                "requests together": size,
+                "tokens per second, batch of one = 1": (
+                    f"{size * one / batches[n]['median_seconds']:.2f}"
+                ),
+            }
+            for n, size in sizes.items()
+        ]
+        table(rows, f"The engine over batch sizes, {name}, processor time")
+        ragged = case["ragged"]
+        rows = [
+            {"32 ragged requests": loop, "kvlab's engine = 1": f"{ratio:.2f}"}
+            for loop, ratio in ragged["ratio_cpu"].items()
+        ]
+        table(rows, f"Requests of different lengths together, {name}, processor time")
