@@ -443,7 +443,7 @@ table(rows, "A heavy request arrives before three light ones (waits in steps)")
 
 # %% [markdown]
 # And the threshold: it keeps a long prompt from taking every step's budget while others only want
-# a token. Here a prompt of 48 arrives one step before a short one.
+# a token. Here a long prompt arrives one step before a short one.
 
 # %%
 for threshold in (0, 8):
@@ -630,8 +630,8 @@ check("7.2", arrays)
 #
 # </details>
 #
-# **7.3** A request has 11 tokens, 10 of them computed, and 3 drafts. The first draft is right, the
-# second is not. Predict `(num_computed_tokens, num_tokens)` after the step.
+# **7.3** A request has eleven tokens, ten of them computed, and three drafts. The first draft is
+# right, the second is not. Predict `(num_computed_tokens, num_tokens)` after the step.
 
 # %%
 after_the_step = None  # your answer here
@@ -655,7 +655,7 @@ check("7.4", bill)
 # %% [markdown]
 # <details><summary>Solution of 7.4</summary>
 #
-# Prompt and outputs are known: 42 tokens. All but the newest had been computed: `(42, 41)`.
+# Prompt and outputs are known tokens, and all but the newest had been computed: `(42, 41)`.
 #
 # </details>
 
