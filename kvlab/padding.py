@@ -53,8 +53,9 @@ class PaddedAttention:
         columns = torch.arange(keys.shape[2])
         queries = columns[-query.shape[1] :, None]
         seen = columns <= queries
-        if self.windows[layer] is not None:
-            seen = seen & (columns > queries - self.windows[layer])
+        window = self.windows[layer]
+        if window is not None:
+            seen = seen & (columns > queries - window)
         # A padded query sees only itself: its output is never used, but must not be 0/0.
         seen = seen & self.mask[:, None, :].bool() | (columns == queries)
         out = F.scaled_dot_product_attention(

@@ -20,7 +20,7 @@ from kvlab.faults.drift import (
     tiny_model,
 )
 from kvlab.faults.registry import FaultDetected, register
-from kvlab.faults.seams import replaced
+from kvlab.faults.seams import ChangedAttend, replaced
 from kvlab.model import Decoder
 
 
@@ -30,11 +30,10 @@ def _write_unrotated() -> AbstractContextManager[None]:
     def forward(original, model, token_ids, positions, attend, rows=None):
         cos, sin = model.rope.rows(positions)
 
-        def unrotated(layer, query, key, value):
-            return attend(layer, query, model_module.apply_rope(key, cos, -sin), value)
+        def turned_back(layer, query, key, value):
+            return query, model_module.apply_rope(key, cos, -sin), value
 
-        unrotated.cache = getattr(attend, "cache", None)
-        return original(model, token_ids, positions, unrotated, rows)
+        return original(model, token_ids, positions, ChangedAttend(attend, turned_back), rows)
 
     return replaced(Decoder, "forward", forward)
 

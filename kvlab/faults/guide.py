@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from kvlab.faults.registry import Fault, all_faults
+from kvlab.specs import DATA_DIR
 
+#: What each fault did when it was last measured, by tools/record_faults.py.
+RECORD = DATA_DIR / "measurements" / "faults.json"
 _TITLES = {
     "loop": "The plain loop",
     "position": "Positions and rotation",
@@ -35,7 +39,26 @@ def source_links(source: str) -> str:
     return re.sub(r"([\w.-]+/[\w.-]+)#(\d+)", r"[\1#\2](https://github.com/\1/issues/\2)", source)
 
 
-def _entry(entry: Fault) -> str:
+def read_record() -> dict:
+    """The recorded measurements, or an empty record where there is no file."""
+    if not RECORD.exists():
+        return {"faults": {}}
+    return json.loads(RECORD.read_text("utf-8"))
+
+
+def _figure(value: float | None) -> str:
+    return "not a finite number" if value is None else f"{value:.2g}"
+
+
+def _measured(entry: Fault, record: dict) -> str:
+    """The recorded size of the symptom, and what it is the size of."""
+    kept = record["faults"].get(entry.name)
+    if kept is None:
+        return entry.unit
+    return f"{_figure(kept['on'])} while it is on, {_figure(kept['off'])} without ({entry.unit})."
+
+
+def _entry(entry: Fault, record: dict) -> str:
     seen = "" if entry.visible else " **No output shows this one.**"
     rows = [
         ("Symptom", entry.symptom + seen),
@@ -46,7 +69,7 @@ def _entry(entry: Fault) -> str:
         ("Who hit it", source_links(entry.source)),
     ]
     if entry.unit:
-        rows.insert(1, ("Measured by", entry.unit))
+        rows.insert(1, ("Measured", _measured(entry, record)))
     lines = [f"### `{entry.name}`", "", "```python", f'with fault("{entry.name}"): ...', "```", ""]
     lines += [f"- **{title}.** {text}" for title, text in rows]
     return "\n".join(lines) + "\n"
@@ -57,15 +80,20 @@ def field_guide_markdown() -> str:
 
     Level-2 headings for layers, level-3 for faults; plain Markdown.
     """
-    faults = all_faults()
+    faults, record = all_faults(), read_record()
     parts = ["| fault | layer | detector |", "|---|---|---|"]
-    parts += [
-        f"| [`{entry.name}`](#{entry.name}) | {entry.layer} | {entry.detector} |"
-        for entry in faults
-    ]
+    for entry in faults:
+        detector = entry.detector.replace("|", "\\|")
+        parts.append(f"| [`{entry.name}`](#{entry.name}) | {entry.layer} | {detector} |")
     parts.append("")
+    if record["faults"]:
+        parts += [
+            f"The measured figures were recorded on {record['date']} with {record['model']}, "
+            f"torch {record['torch']}, {record['machine']}; the tests measure them again.",
+            "",
+        ]
     for layer, title in _TITLES.items():
-        entries = [_entry(entry) for entry in faults if entry.layer == layer]
+        entries = [_entry(entry, record) for entry in faults if entry.layer == layer]
         if entries:
             parts += [f"## {title}", "", *entries]
     return "\n".join(parts)

@@ -13,7 +13,7 @@ from kvlab.faults import checks
 from kvlab.faults.describe import NATS, NOTHING, detector, mean_kl, run_tiny
 from kvlab.faults.drift import cached_logits, checkpoint, compare, text_ids, tiny_model
 from kvlab.faults.registry import Fault, register
-from kvlab.faults.seams import replaced, suspended
+from kvlab.faults.seams import ChangedAttend, replaced, suspended
 from kvlab.model import Decoder
 from kvlab.padding import padded_generate
 
@@ -70,11 +70,11 @@ def _query_moves_on() -> AbstractContextManager[None]:
         cached = getattr(getattr(attend, "cache", None), "length", 0)
         cos, sin = model.rope.rows(torch.ones_like(positions))
 
-        def moved(layer, query, key, value):
-            return attend(layer, model_module.apply_rope(query, cos, sin), key, value)
+        def turned_on(layer, query, key, value):
+            return model_module.apply_rope(query, cos, sin), key, value
 
-        moved.cache = getattr(attend, "cache", None)
-        return original(model, token_ids, positions, moved if cached else attend, rows)
+        moved = ChangedAttend(attend, turned_on) if cached else attend
+        return original(model, token_ids, positions, moved, rows)
 
     return replaced(Decoder, "forward", forward)
 

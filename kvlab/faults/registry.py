@@ -141,8 +141,11 @@ def watch(*names: str) -> Iterator[list[str]]:
     detector that fires raises FaultDetected where the wrong step stands.
     """
     chosen = [get(name) for name in names] if names else all_faults()
-    watched = [entry for entry in chosen if entry.watch is not None]
+    placed: dict[str, Callable[[], AbstractContextManager]] = {}
+    for entry in chosen:
+        if entry.watch is not None:
+            placed[entry.name] = entry.watch
     with ExitStack() as stack:
-        for place in dict.fromkeys(entry.watch for entry in watched):
+        for place in dict.fromkeys(placed.values()):
             stack.enter_context(place())
-        yield [entry.name for entry in watched]
+        yield list(placed)

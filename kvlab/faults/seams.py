@@ -83,6 +83,20 @@ def open_seams() -> list[str]:
     ]
 
 
+class ChangedAttend:
+    """An `attend` that changes what it is given and hands it on; it has the cache of the other.
+
+    change(layer, query, key, value) -> (query, key, value)
+    """
+
+    def __init__(self, attend: Any, change: Callable) -> None:
+        self.attend, self.change = attend, change
+        self.cache = getattr(attend, "cache", None)
+
+    def __call__(self, layer: int, query: Any, key: Any, value: Any) -> Any:
+        return self.attend(layer, *self.change(layer, query, key, value))
+
+
 @contextmanager
 def suspended() -> Iterator[None]:
     """Everything as written inside the block, whatever is open around it.

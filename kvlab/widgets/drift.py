@@ -30,7 +30,7 @@ class DriftCurves(LabWidget):
     """
 
     script = "drift.js"
-    curves = traitlets.List().tag(sync=True)
+    curves: traitlets.List = traitlets.List().tag(sync=True)
     source = traitlets.Unicode().tag(sync=True)
     offset = traitlets.Int(16).tag(sync=True)
     layer = traitlets.Unicode("all layers").tag(sync=True)
