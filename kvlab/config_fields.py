@@ -7,6 +7,7 @@ out is filled in only where its model type says so, and then a note says it.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 
 from kvlab.errors import KvlabError
@@ -84,9 +85,17 @@ class ConfigError(KvlabError):
         self.field = field
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 50, 50
+
+
 def show(value: object) -> str:
-    """A value for an error message: its JSON-like form, cut short."""
-    text = "null" if value is None else repr(value)
+    """A value for an error message, cut short: whatever it is, however deep or large."""
+    if value is None:
+        return "null"
+    if isinstance(value, int) and not -(LARGEST**2) < value < LARGEST**2:
+        return f"a number of {value.bit_length()} bits"
+    text = " ".join(_SHORT.repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from kvlab.specs import DATA_DIR
 
 MOST_BYTES = 16 * 2**20
 MOST_LEVELS = 4
+MOST_NESTED = 64
+#: A whole string, or one bracket: what is left of JSON when only its depth matters.
+BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
 
 #: Keys under which multimodal configs keep the language model, likeliest first.
 WRAPPERS = (
@@ -71,10 +75,15 @@ def parse_config(text: str) -> Mapping:
         raise ConfigError(
             "config", f"longer than {MOST_BYTES:,} characters; expected a config.json"
         )
+    # Parsers recurse, and inside a browser too deep a text would end the whole Python: count first.
+    depth = deepest = 0
+    for bracket in BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket[0], 0)
+        deepest = max(deepest, depth)
+    if deepest > MOST_NESTED:
+        raise ConfigError("config", f"nested {deepest:,} deep; expected a config.json")
     try:
         data = json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_repeats)
-    except RecursionError:
-        raise ConfigError("config", "nested too deeply; expected a config.json") from None
     except ValueError as error:
         raise ConfigError("config", f"not JSON ({error}); expected one JSON object") from None
     if not isinstance(data, Mapping):

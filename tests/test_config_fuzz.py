@@ -154,10 +154,29 @@ def test_deep_nesting(depth, key):
     with pytest.raises(KvlabError):
         read_config(text)
     nested: object = 1
-    for _ in range(min(depth, 900)):
+    for _ in range(depth):
         nested = {key: nested}
     with pytest.raises(KvlabError):
         read_config(nested)
+    for field in ("num_hidden_layers", "layer_types", "rope_scaling", "model_type", "head_dim"):
+        with pytest.raises(KvlabError):
+            read_config({**PRESETS["llama-3-8b"], field: nested})
+    # taking a tower this deep apart would itself recurse: one level at a time
+    while isinstance(nested, dict):
+        nested = nested.pop(key)
+
+
+NO_JSON = {"huge": 10**5000, "negative": -(10**5000), "object": object(), "set": {1, 2},
+           "bytes": b"x", "complex": 1j, "infinite": float("inf")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_JSON)
+def test_values_that_no_json_holds(name):
+    value = NO_JSON[name]
+    for field in ("num_hidden_layers", "head_dim", "layer_types", "rope_theta", "rope_scaling"):
+        with pytest.raises(KvlabError) as caught:
+            read_config({**PRESETS["llama-3-8b"], field: value})
+        assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["[" * 2**20, "x" * 2**20, '{"a": "' + "b" * 2**20 + '"}',
