@@ -55,7 +55,6 @@ class Engine:
     proposer         guesses drafts from the text; None: one token a step
     attention        paged attention to decode with: choose_backend().attention, torch by default
     keep_trace       keep a record of every step in .trace (plain values, see kvlab.trace)
-    clock            seconds, for the times in RequestOutput
     settings         fields of SchedulerConfig: max_num_batched_tokens=..., admission=..., ...
     """
 
@@ -77,9 +76,8 @@ class Engine:
         settings.setdefault("max_model_len", model.spec.max_position_embeddings)
         self.model, self.proposer, self.clock = model, proposer, clock
         self.stop_token_ids = () if eos_token_id is None else (eos_token_id,)
-        manager = BlockManager(
-            BlockPool(num_blocks, block_size), prefix_caching=prefix_caching, full_hit=full_hit
-        )
+        pool = BlockPool(num_blocks, block_size)
+        manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
         self.scheduler = Scheduler(manager, SchedulerConfig(**settings))
         self.runner = ModelRunner(model, num_blocks, block_size, attention)
         self.sampler = Sampler()
