@@ -61,6 +61,10 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     heads = base.heads if base.kv_heads else fields.count("num_attention_heads", 0)
     vocab = fields.count("vocab_size")
     mlp = _intermediate(fields, num_layers)
+    unknown = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
+    unknown = [key for key, value in unknown.items() if value is None]
+    if unknown:
+        fields.note(f"{', '.join(unknown)}: not in the file; costs that need them are not answered")
     dense = (
         model_type in ("llama", "mistral")
         and None not in (hidden, heads, vocab, mlp)

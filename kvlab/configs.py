@@ -80,7 +80,7 @@ def find_model(name_or_path: str | Path) -> ModelSpec:
     stem = preset_named(text)
     if stem is not None:
         return preset(stem)
-    if "/" in text or "\\" in text or text.endswith(".json") or _exists(text):
+    if text.strip() and ("/" in text or "\\" in text or text.endswith(".json") or _exists(text)):
         return read_config(Path(text))
     return preset(text)
 

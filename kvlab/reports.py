@@ -46,6 +46,12 @@ def _require_count(name: str, value: int, least: int) -> None:
 
 
 def _require_full_attention(spec: ModelSpec) -> None:
+    missing = [name for name in ("hidden_size", "num_heads") if not getattr(spec, name)]
+    if missing:
+        raise ReportError(
+            f"{spec.name}: its config does not tell {', '.join(missing)}; expected them to count "
+            f"FLOPs; add them. `kvlab kv` sizes the cache without them"
+        )
     odd = sorted({layer.kind for _, layer in spec.layer_groups} - {"full"})
     if odd:
         raise ReportError(
