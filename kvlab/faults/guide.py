@@ -76,16 +76,20 @@ def _entry(entry: Fault, record: dict) -> str:
 
 
 def field_guide_markdown() -> str:
-    """The body of the field guide: a table of all faults, then one entry for each, by layer.
+    """The body of the field guide: a list of all faults, then one entry for each, by layer.
 
     Level-2 headings for layers, level-3 for faults; plain Markdown.
     """
     faults, record = all_faults(), read_record()
-    parts = ["| fault | layer | detector |", "|---|---|---|"]
-    for entry in faults:
-        detector = entry.detector.replace("|", "\\|")
-        parts.append(f"| [`{entry.name}`](#{entry.name}) | {entry.layer} | {detector} |")
-    parts.append("")
+    parts: list[str] = []
+    for layer, title in _TITLES.items():
+        parts += [f"**{title}**", ""]
+        parts += [
+            f"- [`{entry.name}`](#{entry.name}): {entry.detector}"
+            for entry in faults
+            if entry.layer == layer
+        ]
+        parts.append("")
     if record["faults"]:
         parts += [
             f"The measured figures were recorded on {record['date']} with {record['model']}, "
