@@ -13,7 +13,7 @@ from kvlab.cli import main
 from kvlab.errors import KvlabError
 from kvlab.faults import checks
 from kvlab.faults.drift import checkpoint, compare, drift, text_ids
-from kvlab.faults.guide import field_guide_markdown
+from kvlab.faults.guide import field_guide_markdown, read_record
 from kvlab.faults.registry import DuplicateFault, Fault, register
 from kvlab.faults.seams import open_seams, replaced, suspended, watched
 from kvlab.generate import cached_generate
@@ -183,6 +183,13 @@ def test_command_lists_every_fault(capsys):
     assert main(["faults"]) == 0
     text = capsys.readouterr().out
     assert all(entry.name in text for entry in ALL)
+
+
+@EACH
+def test_record_holds_what_the_field_guide_prints(entry: Fault):
+    kept = read_record()["faults"][entry.name]
+    assert kept["off"] is not None and kept["off"] < entry.threshold
+    assert (kept["on"] is None or kept["on"] > entry.threshold) == entry.visible
 
 
 def test_field_guide_has_an_entry_for_every_fault():
