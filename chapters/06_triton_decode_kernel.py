@@ -294,20 +294,21 @@ source(kernels.merge_splits, "top = tl.max", "acc = tl.zeros")
 # chapter goes on with the same steps in torch, `paged_decode_walk`.
 
 # %%
+from kvlab.backends import choose_backend
 from kvlab.kernels.launch import paged_decode
 from kvlab.kernels.lesson import kernel_device
 from kvlab.kernels.reference import paged_decode_reference
 from kvlab.kernels.walk import paged_decode_walk
 
-device = kernel_device() or "cpu"
-decode = paged_decode if kernel_device() else paged_decode_walk
+backend = choose_backend()
+runs_on = kernel_device() if kernels.INTERPRETED or backend.name == "triton" else None
+decode = paged_decode if runs_on else paged_decode_walk
+device = runs_on or "cpu"
 
 # %% tags=["nbval-ignore-output"]
-from kvlab.backends import choose_backend
-
 how = {"cuda": "compiled, on this GPU", "cpu": "in Triton's interpreter", None: "in torch"}
-print("kernels of this chapter run", how[kernel_device()])
-print("an engine here would decode with", choose_backend().reason)
+print("kernels of this chapter run", how[runs_on])
+print("an engine here decodes with", backend.reason)
 
 
 # %% [markdown]
@@ -366,7 +367,7 @@ from kvlab.specs import LayerSpec
 
 layer = LayerSpec("full", num_kv_heads=1, key_dim=20, value_dim=20)
 planned = int(case[4].sum()) * costs.layer_kv_bytes_per_token(layer, bytes_per_element=4)
-if kernel_device() == "cpu":
+if runs_on == "cpu":
     with trace_accesses() as trace:
         paged_decode(*case, num_splits=3)
     loaded = trace.bytes_loaded(case[1]) + trace.bytes_loaded(case[2])
@@ -449,7 +450,7 @@ print(checkpoint.source)
 # %%
 prompts = [checkpoint.encode(text) for text in ("The capital of France is", "Two and two make")]
 texts = {}
-for attention in (PagedAttention, KernelPagedAttention if kernel_device() else PagedAttention):
+for attention in (PagedAttention, KernelPagedAttention if runs_on else PagedAttention):
     engine = Engine(model, num_blocks=17, block_size=8, attention=attention)
     outputs = engine.generate(prompts, 5, progress=False)
     texts[attention.__name__] = [checkpoint.decode(output.token_ids) for output in outputs]
@@ -584,7 +585,7 @@ if not records:
 # %% tags=["nbval-ignore-output", "gpu"]
 from kvlab.kernels import bench
 
-if kernel_device() == "cuda":
+if runs_on == "cuda":
     mine = bench.record(bench.QUICK)
     print(f"copy: {mine['copy']['bytes_per_second'] / 1e9:,.0f} GB/s")
     for row in mine["rows"]:

@@ -1,8 +1,8 @@
 """Which attention decodes here: the Triton kernel on a GPU that runs it, torch elsewhere.
 
-    backend = choose_backend()
-    print(backend.reason)
-    Engine(model, attention=backend.attention)
+    print(choose_backend().reason)
+    Engine(model)                                    # takes that choice for the model's device
+    Engine(model, attention=PagedAttention)          # torch, whatever is here
 
 The choice is by what the GPU is, or, where Triton's maintainers promise nothing (below compute
 capability 8.0, such as Colab's T4), by trying: a small case through the kernel, held against

@@ -53,7 +53,7 @@ class Engine:
     block_size       tokens per block
     eos_token_id     ends a request, beside its own stop tokens; None: nothing does
     proposer         guesses drafts from the text; None: one token a step
-    attention        paged attention to decode with: choose_backend().attention, torch by default
+    attention        paged attention to decode with; by default what kvlab.backends chooses here
     keep_trace       keep a record of every step in .trace (plain values, see kvlab.trace)
     settings         fields of SchedulerConfig: max_num_batched_tokens=..., admission=..., ...
     """
@@ -68,7 +68,7 @@ class Engine:
         full_hit: str = "block",
         eos_token_id: int | None = None,
         proposer: NgramProposer | None = None,
-        attention: type[PagedAttention] = PagedAttention,
+        attention: type[PagedAttention] | None = None,
         keep_trace: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         **settings,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kvlab.backends import choose_backend
 from kvlab.batch import NULL_BLOCK, Batch
 from kvlab.model import Decoder
 from kvlab.paged_attention import PagedAttention
@@ -20,7 +21,7 @@ class ModelRunner:
     """One model and its pool of K and V.
 
     num_blocks   blocks of the pool, the null block included
-    attention    which paged attention to run: see kvlab.backends
+    attention    which paged attention to run; by default what kvlab.backends chooses here
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class ModelRunner:
         model: Decoder,
         num_blocks: int,
         block_size: int,
-        attention: type[PagedAttention] = PagedAttention,
+        attention: type[PagedAttention] | None = None,
     ) -> None:
-        self.model, self.attention = model, attention
+        self.model = model
+        self.attention = attention or choose_backend(str(model.device)).attention
         self.cache = PagedKVCache(model.spec, num_blocks, block_size, model.dtype, model.device)
 
     def run(self, batch: Batch, block_copies: Sequence[tuple[int, int]] = ()) -> torch.Tensor:

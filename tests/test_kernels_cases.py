@@ -207,3 +207,26 @@ def test_page_07_the_last_tile_does_not_read_past_the_table_row() -> None:
         paged_decode(*case.tensors)
     read = trace.elements(rows)
     assert set(read) == {0, 1, 2, 9, 10}, "entry 3 of no row"
+
+
+def test_without_triton_everything_else_works_and_the_launcher_says_why() -> None:
+    words = in_a_new_process(
+        "import sys\n"
+        "sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from kvlab import backends, exercises\n"
+        "from kvlab.kernels import bench, launch, lesson, report, walk\n"
+        "z = torch.zeros\n"
+        "case = (torch.ones(1, 2, 16), z(2, 4, 1, 16), torch.ones(2, 4, 1, 16),"
+        " z(1, 1, dtype=torch.int32), torch.tensor([3]))\n"
+        "print(walk.paged_decode_walk(*case)[0].unique().tolist())\n"
+        "print(backends.choose_backend().reason, lesson.kernel_device(), bench.main([]))\n"
+        "try: launch.paged_decode(*case)\n"
+        "except launch.TritonMissing as error: print('refused:', error)\n"
+        "print([exercises.verdict(e.id, e.solution)[0] for e in exercises.chapter_exercises(6)])\n"
+        "print('report', report.main([]))\n"
+    )
+    assert "[1.0]" in words and "torch: Triton is not installed" in words, words
+    assert "refused: Triton is not installed" in words and "None 0" in words, words
+    assert "[True, True, True, True, True]" in words, words
+    assert "Traceback" not in words and "report " in words, words

@@ -47,6 +47,10 @@ class BadSetting(KernelInputError):
     """scale, window, num_splits, tile or layout outside its range."""
 
 
+class TileTooLarge(KernelInputError):
+    """The tile needs more shared memory or registers than this GPU has."""
+
+
 class TritonMissing(KvlabError):
     """Triton is not installed here, or would need a GPU that is not there."""
 

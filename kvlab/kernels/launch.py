@@ -10,6 +10,7 @@ import torch
 from kvlab.kernels import paged_decode as kernels
 from kvlab.kernels.checks import (
     BadSetting,
+    TileTooLarge,
     TritonMissing,
     WrongDevice,
     WrongDtype,
@@ -162,36 +163,46 @@ def paged_decode(
     if num_splits > 1:
         part = torch.empty(rows, num_splits, value_dim, dtype=torch.float32, device=query.device)
         part_lse = torch.empty(rows, num_splits, dtype=torch.float32, device=query.device)
+    arguments = (
+        part,
+        part_lse,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        head_dim**-0.5 if scale is None else scale,
+        NO_WINDOW if window is None else window,
+        num_blocks,
+        *query.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        block_tables.stride(0),
+    )
+    constants = {
+        "FOLD": kernels.fold_tile if fold is None else fold,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_G": tile.block_g,
+        "BLOCK_D": tile.block_d,
+        "BLOCK_V": tile.block_v,
+        "TILE": tile.keys,
+        "UPCAST": kernels.INTERPRETED and query.dtype == torch.bfloat16,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
     on_device = torch.cuda.device(query.device) if query.is_cuda else nullcontext()
     with on_device:
-        kernels.decode_split[(num_seqs, num_kv_heads, num_splits)](
-            part,
-            part_lse,
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            seq_lens,
-            head_dim**-0.5 if scale is None else scale,
-            NO_WINDOW if window is None else window,
-            num_blocks,
-            *query.stride()[:2],
-            *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
-            block_tables.stride(0),
-            FOLD=kernels.fold_tile if fold is None else fold,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            VALUE_DIM=value_dim,
-            BLOCK_SIZE=block_size,
-            BLOCK_G=tile.block_g,
-            BLOCK_D=tile.block_d,
-            BLOCK_V=tile.block_v,
-            TILE=tile.keys,
-            UPCAST=kernels.INTERPRETED and query.dtype == torch.bfloat16,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+        try:
+            grid = (num_seqs, num_kv_heads, num_splits)
+            kernels.decode_split[grid](*arguments, **constants)
+        except kernels.triton.OutOfResources as error:
+            raise TileTooLarge(
+                f"{tile} with head_dim {head_dim} in {query.dtype} does not fit this GPU: {error}. "
+                "Pass a tile with fewer keys or num_stages=1, or use 16-bit K and V."
+            ) from error
         if num_splits > 1:
             merge_launch(out, lse, part, part_lse, tile.block_v)
     return out, lse
