@@ -341,7 +341,8 @@ print("the same 32 tokens:", shifted_text == one)
 
 # %% [markdown]
 # Scores depend on distances, and no distance has changed. A test that compares outputs passes, and
-# would pass forever. But the cache now holds other keys than it should. On the day when a
+# would pass forever. (A model that looks its positions up in a learned table, like GPT-2, would
+# notice at once.) But the cache now holds other keys than it should. On the day when a
 # second part of the system counts from 0 (a prefix cache, a draft model, a scaling rule that looks
 # at the length), the two no longer fit.
 #
@@ -472,6 +473,27 @@ for name in ("llama-3.1-8b", "llama-3.2-1b"):
         "slowest pair": f"{plain[-1]:.3e} → {scaled[-1]:.3e}",
     })  # fmt: skip
 table(rows, "llama3 scaling: what happens to the pairs", note="Speeds in radians a position.")
+
+# %% [markdown]
+# Where `config.json` keeps these settings has changed over the years: the base at the top, the rule
+# beside it, both inside `rope_parameters`, one block for each kind of layer. A reader that looks in
+# the old place finds nothing and takes a default, which may be off by a factor of a hundred.
+
+# %%
+from kvlab.configs import ConfigError, read_config
+
+shape = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+    "vocab_size": 1000, "intermediate_size": 512,
+}  # fmt: skip
+old = read_config({**shape, "rope_theta": 500_000.0})
+new = read_config({**shape, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}})
+print("old and new place give the same settings:", old.rope == new.rope)
+print("nowhere:", read_config(shape).notes[-1])
+try:
+    read_config({**shape, "rope_theta": 10_000.0, "rope_parameters": {"rope_theta": 500_000.0}})
+except ConfigError as error:
+    print("twice:  ", error)
 
 # %% [markdown]
 # A short prompt cannot tell whether the rule was applied: the slow pairs have hardly moved either
