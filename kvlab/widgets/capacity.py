@@ -71,7 +71,8 @@ class Capacity(LabWidget):
         advice = "; or ".join(answer["advice"])
         return Twin(
             f"{preset(self.model).name} on {hardware(self.card).name}: {self.sequences:,} "
-            f"sequences of {self.tokens:,} tokens, {self.kv_dtype}, {self.utilisation} % of the card",
+            f"sequences of {self.tokens:,} tokens, {self.kv_dtype}, "
+            f"{self.utilisation} % of the card",
             ("", "per card"),
             rows,
             note=f"To make it fit: {advice}." if advice else "",
