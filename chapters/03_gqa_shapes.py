@@ -265,6 +265,7 @@ for model_type, config in families.items():
 gemma = read_config({
     "model_type": "gemma2", "num_hidden_layers": 6, "hidden_size": 3584,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 4096,
+    "vocab_size": 256000,
 })
 for index, layer in enumerate(gemma.layers):
     print(index, layer.kind, layer.num_kv_heads, layer.key_dim, layer.window)

@@ -6,10 +6,12 @@ GB, appear only in sentences, side by side.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
-from kvlab import costs, kv_costs, units
+from kvlab import costs, kv_costs
 from kvlab.configs import hardware, model_index, preset_named
+from kvlab.errors import KvlabError
 from kvlab.kv_formats import storage_format
 from kvlab.kv_reports import (
     KvReportError,
@@ -80,7 +82,8 @@ def capacity_report(
         "layer_runs": layer_runs(spec),
         "notes": list(spec.notes),
     }
-    report["advice"] = _advice(spec, report, sequences, tokens, kv_dtype, tp, share)
+    load = _Load(spec, memory_bytes, weight_bytes, share, tokens, sequences, reserve_bytes)
+    report["advice"] = [] if report["fits"] else _advice(load, report, kv_dtype, tp)
     return {key: whole(value) for key, value in report.items()}
 
 
@@ -94,28 +97,47 @@ def _share(utilisation: str | float) -> Fraction:
     return share
 
 
-def _advice(spec: ModelSpec, report: dict, sequences: int, tokens: int, kv_dtype: str, tp: int,
-            share: Fraction) -> list[str]:  # fmt: skip
-    """What to change, in the order of least regret. Empty where it fits."""
-    if report["fits"]:
-        return []
+@dataclass(frozen=True)
+class _Load:
+    """A plan without its format and its number of cards: what is tried again with others."""
+
+    spec: ModelSpec
+    memory_bytes: int
+    weight_bytes: int
+    share: Fraction
+    tokens: int
+    sequences: int
+    reserve_bytes: int
+
+    def fits(self, kv_dtype: str, tp: int) -> bool:
+        """Would it fit in this format on so many cards? False where that cannot be split."""
+        try:
+            stored, storage = stored_model(self.spec, kv_dtype, tp, "latent", False)
+        except KvlabError:
+            return False
+        weights = -(-self.weight_bytes // tp)
+        pool = kv_costs.pool_bytes(self.memory_bytes, self.share, weights, self.reserve_bytes)
+        each = kv_costs.sequence_bytes(stored, self.tokens, storage.bytes_per_element)
+        return pool >= self.sequences * each
+
+
+def _advice(load: _Load, report: dict, kv_dtype: str, tp: int) -> list[str]:
+    """Single changes, each of which makes it fit; each was tried. Empty: it takes more than one."""
     advice = []
-    if not report["weights_fit"]:
-        advice.append(
-            f"the weights alone ({units.both_bytes(report['weight_bytes_per_card'])} a card) are "
-            f"more than {float(share):.0%} of the card: use more cards or smaller weights"
+    if report["sequences_that_fit"]:
+        advice.append(f"run {report['sequences_that_fit']:,} sequences at a time")
+    if report["longest_context"]:
+        advice.append(f"cut each sequence to {report['longest_context']:,} tokens")
+    for name in ("fp8", "nvfp4"):
+        smaller = (
+            storage_format(name).bytes_per_element < storage_format(kv_dtype).bytes_per_element
         )
-    else:
-        if report["sequences_that_fit"]:
-            advice.append(f"run {report['sequences_that_fit']:,} sequences at a time")
-        if report["longest_context"]:
-            advice.append(f"cut each sequence to {report['longest_context']:,} tokens")
-        if storage_format(kv_dtype).bytes_per_element > 1:
-            advice.append("store K and V in 8 bits (fp8), which halves them")
-    heads = spec.num_heads or 0
-    latent = all(layer.kind == "latent" for layer in spec.layers)
-    if heads and heads % (2 * tp) == 0 and not latent:
-        advice.append(f"split over {2 * tp} cards: each holds half of the weights")
+        if smaller and load.fits(name, tp):
+            advice.append(f"store K and V in {name}")
+            break
+    cards = next((t for t in (2 * tp, 4 * tp, 8 * tp, 16 * tp) if load.fits(kv_dtype, t)), None)
+    if cards is not None:
+        advice.append(f"split the model over {cards} cards")
     return advice
 
 

@@ -215,6 +215,11 @@ def test_capacity_advice_is_true():
     shorter = {**settings, "tokens": tight["longest_context"]}
     assert capacity_report(spec, sequences=64, **shorter)["fits"]
     assert capacity_report(spec, sequences=64, tp=2, **settings)["fits"]
+    assert "store K and V in fp8" in tight["advice"]
+    assert capacity_report(spec, sequences=64, kv_dtype="fp8", **settings)["fits"]
+    assert "split the model over 2 cards" in tight["advice"]
+    hopeless = capacity_report(spec, 10**9, 16 * 10**9, sequences=10**6)
+    assert hopeless["advice"] == []
     nothing = capacity_report(spec, 10 * 10**9, 16 * 10**9)
     assert not nothing["weights_fit"] and nothing["sequences_that_fit"] == 0
 

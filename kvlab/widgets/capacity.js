@@ -58,7 +58,7 @@ function render({ model, el }) {
   controls.disabled = !running;
   const start = startButton(() => { running = true; controls.disabled = false; });
   root.append(start.element, controls, problem, verdict, bar,
-    legend([["weights", "weights"], ["cache", "K and V of the load"], ["waste", "more than there is"], ["padding", "kept back"]]),
+    legend([["weights", "weights"], ["cache", "K and V of the load"], ["waste", "over the usable share"], ["padding", "kept back"]]),
     table.element, advice, said.element);
   fillWeights();
   show(model.get("answer"));
@@ -155,8 +155,8 @@ function render({ model, el }) {
       ...(answer.num_blocks === null ? [] : [["blocks of 16 tokens", format.integer(answer.num_blocks)]]),
       ["it fits", answer.fits ? "yes" : "no"],
     ]);
-    advice.replaceChildren(...(answer.advice.length === 0 ? [] : [
-      h("p", {}, "To make it fit, one of these:"), h("ul", {}, answer.advice.map((line) => h("li", {}, `${line}.`)))]));
+    advice.replaceChildren(...(answer.advice.length === 0 ? [h("p", {}, answer.fits ? "" : "No single change makes it fit: combine more cards, fewer bits and a smaller load.")] : [
+      h("p", {}, "To make it fit, one of these is enough:"), h("ul", {}, answer.advice.map((line) => h("li", {}, `${line}.`)))]));
     if (answer.fits_ignoring_utilisation && !answer.fits) {
       advice.append(h("p", {}, "The whole card could hold it. But an engine keeps a share back for activations and graphs, and that share decides here."));
     }
