@@ -766,6 +766,6 @@ status(6)
 # It also made decoding independent of where a sequence lies in memory. So the engine is free to admit,
 # preempt and resume whoever it likes, at every step. [Chapter 7](07_engine_step.ipynb).
 #
-# **References.** Dao et al. 2022 for the online softmax in attention, and the Flash-Decoding note of
-# 2023 for the split; Kwon et al. 2023 for paged attention; Williams et al. 2009 for the roofline. See
-# the [references page](../book/references.md).
+# **References.** Milakov and Gimelshein 2018 for the online softmax; Dao et al. 2022 for tiles, and
+# 2023 for splits over the keys; Kwon et al. 2023 for paged attention; Tillet et al. 2019 for Triton;
+# Williams et al. 2009 for the roofline. See the [references page](../book/references.md).

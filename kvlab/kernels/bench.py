@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -67,7 +68,7 @@ def make_tensors(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> tupl
     per_seq = -(-shape.seq_len // shape.block_size)
     num_blocks = shape.num_seqs * per_seq
     cache = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    like = {"dtype": dtype, "device": device, "generator": generator}
+    like: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
     tables = torch.randperm(num_blocks, generator=generator, device=device).int()
     return (
         torch.randn(shape.num_seqs, shape.num_heads, shape.head_dim, **like),
@@ -78,7 +79,7 @@ def make_tensors(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> tupl
     )
 
 
-def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[str, object]]:
+def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[str, Any]]:
     """Irregular shapes against float64 on the device; raises WrongResult on the first miss."""
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
     rows = []
@@ -105,7 +106,7 @@ def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[
     return rows
 
 
-def samples(run: Callable[[], object], repeats: int = 20, flush_bytes: int = 2**28) -> list[float]:
+def samples(run: Callable[[], Any], repeats: int = 20, flush_bytes: int = 2**28) -> list[float]:
     """Seconds of each call by CUDA events, the second-level cache overwritten before each."""
     flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
@@ -120,7 +121,7 @@ def samples(run: Callable[[], object], repeats: int = 20, flush_bytes: int = 2**
     return [start.elapsed_time(end) / 1e3 for start, end in events]
 
 
-def copy_bandwidth(num_bytes: int = 2**30) -> dict[str, object]:
+def copy_bandwidth(num_bytes: int = 2**30) -> dict[str, Any]:
     """Bytes per second of a device copy, read and written bytes both counted."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -128,14 +129,18 @@ def copy_bandwidth(num_bytes: int = 2**30) -> dict[str, object]:
     return {"bytes_per_second": 2 * num_bytes / statistics.median(seconds), "seconds": seconds}
 
 
-def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> dict[str, object]:
+def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> dict[str, Any]:
     """The kernel and its rivals on one shape."""
     case = make_tensors(shape, dtype)
-    options = {"check": False, "max_seq_len": shape.seq_len, "num_splits": shape.num_splits}
+    options: dict[str, Any] = {
+        "check": False,
+        "max_seq_len": shape.seq_len,
+        "num_splits": shape.num_splits,
+    }
     calls = {"kvlab": lambda: paged_decode(*case, **options)[0]}
     calls |= all_rivals(*case[:4]) if shape.seq_len % shape.block_size == 0 else {}
     want = calls["kvlab"]()
-    row: dict[str, object] = {**asdict(shape), "kv_bytes": shape.kv_bytes(want.element_size())}
+    row: dict[str, Any] = {**asdict(shape), "kv_bytes": shape.kv_bytes(want.element_size())}
     row["seconds"] = {}
     for name, run in calls.items():
         try:
@@ -154,7 +159,7 @@ def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> di
     return row
 
 
-def record(shapes: list[Shape]) -> dict[str, object]:
+def record(shapes: list[Shape]) -> dict[str, Any]:
     """Check, then time every shape; all that is needed to read the numbers later."""
     properties = torch.cuda.get_device_properties(0)
     dtype, why = half_dtype(torch.cuda.get_device_capability(0))

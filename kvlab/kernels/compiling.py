@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from kvlab.kernels import paged_decode as kernels
 from kvlab.kernels.checks import TritonMissing
@@ -41,7 +42,7 @@ class Variant:
         return choose_tile(self.group, self.head_dim, self.value_dim, BYTES[self.dtype], self.arch)
 
 
-def signature(variant: Variant) -> tuple[object, dict[str, str], dict[str, object], list[str]]:
+def signature(variant: Variant) -> tuple[Any, dict[str, str], dict[str, Any], list[str]]:
     """The kernel, its argument types, its constants, and the arguments divisible by 16."""
     tile, pointer = variant.tile, "*" + variant.dtype
     if variant.kernel == "merge_splits":
@@ -81,7 +82,7 @@ def signature(variant: Variant) -> tuple[object, dict[str, str], dict[str, objec
     return kernel, {name: types[name] for name in kernel.arg_names}, constants, aligned
 
 
-def build(variant: Variant) -> tuple[object, float]:
+def build(variant: Variant) -> tuple[Any, float]:
     """Compile; returns Triton's compiled kernel (its `.asm` holds ttir, ptx, cubin) and seconds."""
     if kernels.triton is None:
         raise TritonMissing("Triton is not installed here: nothing to compile with.")
@@ -96,9 +97,13 @@ def build(variant: Variant) -> tuple[object, float]:
     return compiled, time.perf_counter() - start
 
 
-def compile_row(variant: Variant) -> dict[str, object]:
+def compile_row(variant: Variant) -> dict[str, Any]:
     """The variant, what it compiled to, or the error that stopped it."""
-    row = {"arch": f"sm_{variant.arch}", "dtype": variant.dtype, "kernel": variant.kernel}
+    row: dict[str, Any] = {
+        "arch": f"sm_{variant.arch}",
+        "dtype": variant.dtype,
+        "kernel": variant.kernel,
+    }
     row |= {"head_dim": variant.head_dim, "group": variant.group, "tile": asdict(variant.tile)}
     try:
         compiled, seconds = build(variant)
@@ -109,7 +114,7 @@ def compile_row(variant: Variant) -> dict[str, object]:
         "shared_bytes": compiled.metadata.shared,
         "seconds": round(seconds, 2),
     }
-    row |= resources(compiled, variant.arch) | instructions(compiled)
+    row |= resources(compiled) | instructions(compiled)
     if variant.keep_text:
         row |= {"ttir": compiled.asm["ttir"], "ptx": compiled.asm["ptx"]}
     return row

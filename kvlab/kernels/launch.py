@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -104,7 +105,7 @@ def paged_decode(
     layout: str = "NHD",
     num_splits: int | None = None,
     tile: Tile | None = None,
-    fold: object = None,
+    fold: Any = None,
     max_seq_len: int | None = None,
     check: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,7 +215,7 @@ def merge_launch(
     part: torch.Tensor,
     part_lse: torch.Tensor,
     block_v: int,
-    merge: object = None,
+    merge: Any = None,
 ) -> None:
     """Merge part [rows, num_splits, dv] and part_lse [rows, num_splits] into out and lse."""
     rows, num_splits, value_dim = part.shape

@@ -7,6 +7,7 @@ torch ones run) where there is no Triton.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ def kernel_device() -> str | None:
     return "cuda" if torch.cuda.is_available() else None
 
 
-def is_triton(function: object) -> bool:
+def is_triton(function: Any) -> bool:
     """Whether a function was decorated with triton.jit (compiled or interpreted)."""
     return kernels.triton is not None and isinstance(function, type(kernels.fold_tile))
 

@@ -9,11 +9,18 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from kvlab.errors import KvlabError
 
 try:  # absent on macOS and Windows, where `compiling` raises before it gets here
     import triton
 except ImportError:
     triton = None
+
+
+class UnreadableOutput(KvlabError):
+    """One of Triton's tools printed something this module does not know."""
 
 
 def _tool(name: str) -> str:
@@ -26,7 +33,17 @@ def _output(*command: str) -> str:
     return result.stdout + result.stderr
 
 
-def resources(compiled: object, arch: int) -> dict[str, int]:
+def _number(pattern: str, text: str, what: str) -> int:
+    """The first number that a tool printed after `pattern`; the error shows what it printed."""
+    found = re.search(pattern, text)
+    if found is None:
+        raise UnreadableOutput(
+            f"no {what} in what the tool printed, expected {pattern!r}: {text[:300]}"
+        )
+    return int(found[1])
+
+
+def resources(compiled: Any) -> dict[str, int]:
     """registers per thread, stack_bytes, and spills (bytes stored and loaded, together)."""
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")
@@ -34,21 +51,20 @@ def resources(compiled: object, arch: int) -> dict[str, int]:
         ptx.write_text(compiled.asm["ptx"])
         usage = _output(_tool("cuobjdump"), "-res-usage", str(cubin))
         # Triton ships a second assembler for the newest PTX version; spills are its words.
-        version = int(re.search(r"\.version (\d+)\.", compiled.asm["ptx"])[1])
-        target = re.search(r"\.target (sm_\w+)", compiled.asm["ptx"])[1]
+        version = _number(r"\.version (\d+)\.", compiled.asm["ptx"], "PTX version")
+        target = re.findall(r"\.target (sm_\w+)", compiled.asm["ptx"])[0]
         assembler = _tool("ptxas-blackwell" if version >= 9 else "ptxas")
         words = _output(assembler, "-v", f"--gpu-name={target}", str(ptx), "-o", f"{folder}/out")
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", words)
-    if spills is None:
-        raise RuntimeError(f"the assembler did not report spills for sm_{arch}: {words[:300]}")
+    stored = _number(r"(\d+) bytes spill stores", words, "spill stores")
+    loaded = _number(r"(\d+) bytes spill loads", words, "spill loads")
     return {
-        "registers": int(re.search(r"REG:(\d+)", usage)[1]),
-        "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
-        "spills": int(spills[1]) + int(spills[2]),
+        "registers": _number(r"REG:(\d+)", usage, "registers"),
+        "stack_bytes": _number(r"STACK:(\d+)", usage, "stack"),
+        "spills": stored + loaded,
     }
 
 
-def instructions(compiled: object) -> dict[str, int]:
+def instructions(compiled: Any) -> dict[str, int]:
     """Counts: tensor_core and async_copy (PTX), and the longest loop's length (machine code)."""
     ptx = compiled.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from kvlab.errors import KvlabError
 
@@ -30,17 +31,29 @@ ARCHITECTURES = {
 }
 #: Triton's maintainers test compute capability 8.0 and up. Older rows are reported as they are.
 SUPPORTED_FROM = 80
-COLUMNS = ("arch", "cards", "supported", "dtype", "kernel", "registers", "shared_bytes", "spills")
-COLUMNS += ("tensor_core", "async_copy", "loop_instructions", "seconds")
+COLUMNS = (
+    "arch",
+    "cards",
+    "supported",
+    "dtype",
+    "kernel",
+    "registers",
+    "shared_bytes",
+    "spills",
+    "tensor_core",
+    "async_copy",
+    "loop_instructions",
+    "seconds",
+)
 
 
 class CompileFailed(KvlabError):
     """The compiling worker ended without a row for every variant."""
 
 
-def shipped_variants() -> list[dict[str, object]]:
+def shipped_variants() -> list[dict[str, Any]]:
     """The split kernel for every architecture and dtype, and the merge on three generations."""
-    variants: list[dict[str, object]] = []
+    variants: list[dict[str, Any]] = []
     for arch, (_, dtypes) in ARCHITECTURES.items():
         variants += [{"arch": arch, "dtype": dtype} for dtype in dtypes]
         if arch in (75, 80, 90):
@@ -49,8 +62,8 @@ def shipped_variants() -> list[dict[str, object]]:
 
 
 def compile_variants(
-    variants: list[dict[str, object]], workers: int | None = None
-) -> list[dict[str, object]]:
+    variants: list[dict[str, Any]], workers: int | None = None
+) -> list[dict[str, Any]]:
     """Compile each variant (fields of `compiling.Variant`); rows in the same order.
 
     A fresh cache folder, so that `seconds` is what a first launch would cost.
@@ -64,7 +77,7 @@ def compile_variants(
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment |= {"TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
 
-        def work(share: list[dict[str, object]]) -> list[dict[str, object]]:
+        def work(share: list[dict[str, Any]]) -> list[dict[str, Any]]:
             done = subprocess.run(
                 [sys.executable, "-m", "kvlab.kernels.compiling"],
                 input=json.dumps(share),
@@ -90,12 +103,12 @@ def compile_variants(
     return rows
 
 
-def report() -> list[dict[str, object]]:
+def report() -> list[dict[str, Any]]:
     """Rows for everything kvlab ships."""
     return compile_variants(shipped_variants())
 
 
-def as_text(rows: list[dict[str, object]]) -> str:
+def as_text(rows: list[dict[str, Any]]) -> str:
     """The rows as an aligned table."""
     cells = [COLUMNS] + [
         tuple(str(row.get(c, row.get("error", "") if c == "registers" else "")) for c in COLUMNS)

@@ -8,6 +8,7 @@ arithmetic, so that the page, the launcher and the tests use the same rule.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 #: Below this share of the card's program slots a launch counts as "not filling it".
 FILLED = 0.8
@@ -130,7 +131,7 @@ def split_table(
     num_multiprocessors: int,
     tile: int,
     num_splits: int | None = None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Everything the split widget shows about one launch, as plain JSON values."""
     chosen = choose_num_splits(num_seqs, num_kv_heads, max_seq_len, num_multiprocessors, tile)
     splits = num_splits or chosen

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,20 +76,18 @@ def trace_accesses() -> Iterator[Trace]:
     builder = type(interpreter.interpreter_builder)
     load, store = builder.create_masked_load, builder.create_masked_store
 
-    def record(kind: str, self: object, pointers: object, mask: object) -> None:
+    def record(kind: str, self: Any, pointers: Any, mask: Any) -> None:
         lanes = np.broadcast_to(mask.data, pointers.data.shape)
         size = pointers.get_element_ty().primitive_bitwidth // 8
         trace.accesses.append(
             Access(kind, tuple(self.grid_idx), pointers.data[lanes].astype(np.int64), size)
         )
 
-    def traced_load(self: object, pointers: object, mask: object, *rest: object) -> object:
+    def traced_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         record("load", self, pointers, mask)
         return load(self, pointers, mask, *rest)
 
-    def traced_store(
-        self: object, pointers: object, value: object, mask: object, *rest: object
-    ) -> object:
+    def traced_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         record("store", self, pointers, mask)
         return store(self, pointers, value, mask, *rest)
 

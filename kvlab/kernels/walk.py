@@ -26,7 +26,8 @@ Fold = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 def strides_of(cache: torch.Tensor) -> tuple[int, int, int]:
     """Elements from one block, token and head to the next; taken from the tensor."""
-    return cache.stride()[:3]
+    block, token, head, _ = cache.stride()
+    return block, token, head
 
 
 def look_up(table: torch.Tensor, entries: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
@@ -131,7 +132,7 @@ def paged_decode_walk(
     num_kv_heads = key_cache.shape[2]
     group = num_heads // num_kv_heads
     scale, num_splits = head_dim**-0.5 if scale is None else scale, num_splits or 1
-    check_block_tables(block_tables, seq_lens, *key_cache.shape[:2], window)
+    check_block_tables(block_tables, seq_lens, key_cache.shape[0], key_cache.shape[1], window)
     out = torch.empty(num_seqs, num_heads, value_cache.shape[3])
     lse = torch.empty(num_seqs, num_heads)
     for seq in range(num_seqs):

@@ -19,9 +19,10 @@ TILE = 32
 
 
 def launch_facts(
-    spec: ModelSpec, multiprocessors: int, num_seqs: int, context: int, splits: int
+    spec: ModelSpec, multiprocessors: int | None, num_seqs: int, context: int, splits: int
 ) -> dict[str, float]:
     """One launch of one layer in bf16, as the widget draws it."""
+    assert multiprocessors is not None, "data/hardware says how many each card has"
     table = split_table(num_seqs, spec.num_kv_heads, context, multiprocessors, TILE, splits or None)
     per_split = ceil_div(table["num_tiles"], table["num_splits"])
     used = ceil_div(table["num_tiles"], per_split)
