@@ -31,7 +31,7 @@ def main() -> None:
         page.wait_for_selector("html[data-kvlab-ready]", state="attached")
         title = page.locator("h1").bounding_box()
         top = title["y"] + title["height"] + 8
-        page.screenshot(path=PICTURE, clip={"x": 0, "y": top, "width": 816, "height": 500})
+        page.screenshot(path=PICTURE, clip={"x": 22, "y": top, "width": 816, "height": 470})
         chromium.close()
 
 
