@@ -52,6 +52,8 @@ from kvlab.plots import say, table
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec
+
+# %%
 prompt_ids = checkpoint.encode("The moon is smaller than the earth. The sun is")
 one = cached_generate(model, prompt_ids, 32)
 with fault("decode_position_off_by_one"):
@@ -149,6 +151,7 @@ from kvlab.model import project, rms_norm
 cache = ContiguousKVCache(spec, 1, max_len=len(prompt_ids))
 cached_generate(model, prompt_ids, 1, cache=cache)
 
+# %%
 layer = model.layers[0]
 hidden = rms_norm(model.embed_tokens[torch.tensor(prompt_ids)], layer.input_norm, layer.eps)
 qkv = project(layer.qkv_proj, hidden).view(len(prompt_ids), -1, spec.head_dim)
@@ -395,6 +398,7 @@ with faults.watch() as placed:
     assert cached_generate(model, prompt_ids, 16) == one[:16]
 print("watched for", len(placed), "faults, none found")
 
+# %%
 with fault("decode_position_off_by_one"), faults.watch():
     try:
         cached_generate(model, prompt_ids, 16)
@@ -427,6 +431,7 @@ sorted_then_half = apply_rope(x[..., order], cos, sin)
 inter_then_sorted = apply_rope(x, cos, sin, interleaved=True)[..., order]
 print(order.tolist(), same(sorted_then_half, inter_then_sorted))
 
+# %%
 with fault("interleaved_for_half_split"):
     print(repr(checkpoint.decode(cached_generate(model, prompt_ids, 12))))
 
@@ -441,6 +446,7 @@ positions = torch.arange(4096)
 distinct = positions.to(torch.bfloat16).unique().numel()
 print(f"{distinct} different positions left of {len(positions)}")
 
+# %%
 exact = (positions.double() * 1.0).cos()
 in_bf16 = positions.to(torch.bfloat16).float().cos()
 print(f"worst error of a cosine: {(exact - in_bf16).abs().max():.1f}")
@@ -486,6 +492,8 @@ shape = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
     "vocab_size": 1000, "intermediate_size": 512,
 }  # fmt: skip
+
+# %%
 old = read_config({**shape, "rope_theta": 500_000.0})
 new = read_config({**shape, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}})
 print("old and new place give the same settings:", old.rope == new.rope)
@@ -529,6 +537,8 @@ settings = {
     "original_max_position_embeddings": 8, "max_position_embeddings": 32,
 }  # fmt: skip
 longrope = RopeSpec(10_000.0, 8, "longrope", tuple(sorted(settings.items())))
+
+# %%
 short_table = RopeTable(longrope)
 short_table.rows(torch.arange(8))
 try:
@@ -683,6 +693,7 @@ alone = [cached_generate(model, ids, 10) for ids in (short, prompt_ids)]
 batched = padded_generate(model, [short, prompt_ids], 10)
 print("each row as if alone:", batched == alone)
 
+# %%
 with fault("shared_counter_under_padding"):
     wrong = padded_generate(model, [short, prompt_ids], 10)
 for name, right_row, wrong_row in zip(("short", "long"), alone, wrong):
