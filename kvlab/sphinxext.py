@@ -27,6 +27,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 #: Files of kvlab and data/ that a page may depend on.
 WATCHED = (".py", ".js", ".css", ".json", ".txt", ".log")
 #: Icons come as a font with the theme's style sheet; its 1.5 MB script draws them once more.
+HELPERS = ("thebe", "sphinx-design", "design-tabs")
 UNUSED = ("scripts/fontawesome.js",)
 
 #: A line `{{ name }}` in book/*.md -> the function whose Markdown takes its place.
@@ -114,12 +115,12 @@ def fill_blocks(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def local_scripts(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
-    """Leave out the theme's live-code helper: it would load its kernel from another address."""
+    """Leave out two helpers of the theme: live code, from another address, and unused tabs."""
     for kind in ("script_files", "css_files"):
         context[kind] = [
             file
             for file in context.get(kind, [])
-            if "thebe" not in str(getattr(file, "filename", file)).lower()
+            if not any(name in str(getattr(file, "filename", file)).lower() for name in HELPERS)
             and "THEBE" not in str(getattr(file, "attributes", {}).get("body", ""))
         ]
 

@@ -18,10 +18,18 @@
     return (...args) => (made ??= make(...args).catch((error) => { made = null; throw error; }));
   };
 
+  /** Packed text (tools/vendor.py: gzip in base64) as the address of a script. */
+  async function unpacked(packed) {
+    const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+    const code = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return URL.createObjectURL(new Blob([await new Response(code).text()], { type: "text/javascript" }));
+  }
+
   // --- Python ---------------------------------------------------------------------------------
   let runtime = null;
   let python = null;
   let worker = null;
+  let packedPlotly = null;
   const pending = new Map();
   const whenStarted = [];
   let count = 0;
@@ -40,10 +48,7 @@
     if (!runtime) await loadScript("vendor/pyodide.js");
     if (!python) await loadScript("python.js");
     say("Starting Python …");
-    const packed = Uint8Array.from(atob(runtime.code), (c) => c.charCodeAt(0));
-    const code = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const url = URL.createObjectURL(new Blob([await new Response(code).text()], { type: "text/javascript" }));
-    worker = new Worker(url);
+    worker = new Worker(await unpacked(runtime.code));
     worker.onmessage = ({ data }) => {
       if (!pending.has(data.id)) return;
       const { resolve, reject } = pending.get(data.id);
@@ -67,6 +72,7 @@
     size: "about 9 MB from this book's folder, once",
     runtime(given) { runtime = given; },
     python(given) { python = given; },
+    plotly(given) { packedPlotly = given; },
     start,
     onStarted(call) { if (page.running) call(); else whenStarted.push(call); },
     async ask(name, args) {
@@ -149,7 +155,12 @@
   }
 
   // --- figures --------------------------------------------------------------------------------
-  const loadPlotly = once(async () => { await loadScript("vendor/plotly.js"); return globalThis.Plotly; });
+  const loadPlotly = once(async () => {
+    await loadScript("vendor/plotly.js");
+    await loadScript(await unpacked(packedPlotly));
+    packedPlotly = null;
+    return globalThis.Plotly;
+  });
 
   function themed(layout) {
     const css = getComputedStyle(document.documentElement);
