@@ -1,0 +1,105 @@
+"""The bench compares like with like, and its record says what its samples say."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from small_models import tiny_spec
+
+from bench import ablation, llamacpp, record
+from bench.cases import timed
+from kvlab import plots_bench
+from kvlab.measure import recorded
+from kvlab.model import Decoder, random_weights
+from kvlab.rope import interleave_permutation
+
+
+@pytest.fixture(scope="module")
+def models():
+    weights = random_weights(tiny_spec())
+    model = Decoder(tiny_spec(), weights)
+    return model, ablation.row_major_copy(weights, model)
+
+
+def test_every_variant_computes_the_same_step(models):
+    """What is taken away is speed: logits agree, so the times are of the same work."""
+    model, row_major = models
+    expected = None
+    for name, call in ablation.variants(model, row_major, context=24).items():
+        seen = []
+        before = [Decoder.forward]
+
+        def forward(self, *arguments, before=before, seen=seen, **options):
+            seen.append(before[0](self, *arguments, **options))
+            return seen[-1]
+
+        Decoder.forward = forward
+        try:
+            call()
+        finally:
+            Decoder.forward = before[0]
+        expected = seen[0] if expected is None else expected
+        torch.testing.assert_close(seen[0], expected, atol=2e-5, rtol=0, msg=name)
+
+
+def test_variants_leave_the_package_as_it_was(models):
+    model, row_major = models
+    calls = ablation.variants(model, row_major, context=8)
+    before = [calls["all of them"]() for _ in range(2)]
+    for call in calls.values():
+        call()
+    assert torch.equal(calls["all of them"](), before[0])
+
+
+def test_row_major_is_the_same_model_in_another_order(models):
+    model, row_major = models
+    for a, b in zip(model.layers, row_major.layers, strict=True):
+        assert torch.equal(a.gate_up_proj, b.gate_up_proj)
+        assert b.gate_up_proj.is_contiguous() and not a.gate_up_proj.is_contiguous()
+
+
+def test_rows_for_llama_cpp_are_the_permutation_of_interleaved_pairs():
+    weight = torch.arange(2 * 8 * 3.0).view(16, 3)  # two heads of eight
+    exported = llamacpp._interleave(weight, heads=2)
+    back = interleave_permutation(8)  # interleaved -> half-split, of one head
+    for head in range(2):
+        rows = slice(8 * head, 8 * head + 8)
+        assert torch.equal(exported[rows][back], weight[rows])
+
+
+def test_timed_takes_turns_and_keeps_both_clocks():
+    order = []
+    samples = timed({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
+    assert order == ["a", "b"] * 3
+    assert set(samples) == {"wall", "cpu"} and len(samples["wall"]["a"]) == 2
+    assert record.ratios({"a": [2.0, 3.0], "b": [1.0, 1.0]}, "b") == {"a": 2.5, "b": 1.0}
+
+
+def cases():
+    for name, case in recorded("cpu")["cases"].items():
+        if "points" in case:
+            yield from ((f"{name}, s = {s}", point) for s, point in case["points"].items())
+        elif "batches" in case:
+            yield from ((f"{name}, {part}", case[part]) for part in ("batches", "ragged"))
+        elif "ratio_wall" in case:
+            yield name, case
+
+
+@pytest.mark.parametrize(("name", "case"), list(cases()), ids=lambda value: str(value)[:40])
+def test_recorded_medians_and_ratios_follow_from_the_samples(name, case):
+    for clock in ("wall", "cpu"):
+        base = case[clock][case["base"]]["samples"]
+        for loop, measured in case[clock].items():
+            samples = measured["samples"]
+            assert measured["median_seconds"] == pytest.approx(statistics.median(samples), abs=2e-6)
+            ratio = statistics.median(a / b for a, b in zip(samples, base, strict=True))
+            assert case[f"ratio_{clock}"][loop] == pytest.approx(ratio, rel=0.02, abs=2e-3), name
+
+
+def test_record_names_machine_versions_and_weights():
+    machine = recorded("cpu")["machine"]
+    for key in ("cpu", "cores", "torch", "transformers", "weights", "load_average"):
+        assert machine[key] is not None
+    assert plots_bench.cases_of(recorded("cpu"), "decode")
