@@ -13,6 +13,8 @@ what that costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kvlab.errors import KvlabError
@@ -53,20 +55,31 @@ class ContiguousKVCache:
             raise CacheError(
                 f"batch_size {batch_size} and max_len {max_len} must both be at least 1"
             )
-        self.batch_size, self.max_len = batch_size, max_len
-        self.length = 0  # tokens that every layer holds
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self._pending = 0  # tokens of the forward under way, written but not yet advanced over
         for layer in spec.layers:
             if layer.kind not in ("full", "sliding", "chunked"):
                 raise CacheError(
                     f"layer kind {layer.kind!r} keeps no plain K and V; this cache serves full, "
                     "sliding and chunked attention layers"
                 )
-            shape = (batch_size, layer.num_kv_heads, max_len)
-            self.keys.append(torch.zeros(*shape, layer.key_dim, dtype=dtype, device=device))
-            self.values.append(torch.zeros(*shape, layer.value_dim, dtype=dtype, device=device))
+        self.batch_size, self.max_len = batch_size, max_len
+        self.length = 0  # tokens that every layer holds
+        shapes = [
+            (batch_size, layer.num_kv_heads, max_len, width)
+            for side in ("key_dim", "value_dim")
+            for layer in spec.layers
+            for width in (getattr(layer, side),)
+        ]
+        self._whole: torch.Tensor | None = None
+        if len(set(shapes)) == 1:
+            # K of all layers, then V of all: one tensor, whose views take one call for all layers.
+            self._whole = torch.zeros(len(shapes), *shapes[0], dtype=dtype, device=device)
+            tensors = list(self._whole.unbind())
+        else:
+            tensors = [torch.zeros(*shape, dtype=dtype, device=device) for shape in shapes]
+        self.keys, self.values = tensors[: len(spec.layers)], tensors[len(spec.layers) :]
+        self._opened = -1  # tokens of the forward under way, -1 between forwards
+        self._slots: Sequence[torch.Tensor] = ()  # where they go: K of all layers, then V
+        self._views: Sequence[torch.Tensor] = ()  # and what there is to read, with them
 
     @property
     def nbytes(self) -> int:
@@ -83,31 +96,48 @@ class ContiguousKVCache:
 
         key, value  [batch, t, num_kv_heads, head_dim], K already rotated
         """
-        stored_key, stored_value = self.keys[layer], self.values[layer]
-        batch, num_new, heads, width = key.shape
-        if (batch, heads, width) != (self.batch_size, stored_key.shape[1], stored_key.shape[3]):
+        if key.shape[1] != self._opened:
+            self._open(key.shape[1])
+        slot = self._slots[layer]
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+        if key.shape != slot.shape:
+            batch, heads, num_new, width = slot.shape
             raise CacheError(
-                f"layer {layer} was given K of shape {tuple(key.shape)}, expected "
-                f"[{self.batch_size}, t, {stored_key.shape[1]}, {stored_key.shape[3]}] "
-                "(batch, tokens, KV heads, head_dim). K and V are stored per KV head: do not "
-                "repeat them for the query heads."
+                f"layer {layer} was given K of shape {tuple(key.transpose(1, 2).shape)}, expected "
+                f"[{batch}, {num_new}, {heads}, {width}] (batch, tokens, KV heads, head_dim). K "
+                "and V are stored per KV head: do not repeat them for the query heads."
             )
+        slot.copy_(key)
+        self._slots[layer - len(self.keys)].copy_(value)
+
+    def _open(self, num_new: int) -> None:
+        """The views of a forward of num_new tokens, made once for all layers."""
+        self._require_room(num_new)
+        stop = self.length + num_new
+        if self._whole is not None:
+            self._slots = self._whole.narrow(3, self.length, num_new).unbind()
+            self._views = self._whole.narrow(3, 0, stop).unbind()
+        else:
+            tensors = self.keys + self.values
+            self._slots = [tensor.narrow(2, self.length, num_new) for tensor in tensors]
+            self._views = [tensor.narrow(2, 0, stop) for tensor in tensors]
+        self._opened = num_new
+
+    def _require_room(self, num_new: int) -> None:
         if self.length + num_new > self.max_len:
             raise CacheFull(
                 f"{num_new} more tokens after {self.length} exceed max_len {self.max_len}; "
                 "allocate a longer cache, or drop tokens with truncate_to"
             )
-        stored_key.narrow(2, self.length, num_new).copy_(key.transpose(1, 2))
-        stored_value.narrow(2, self.length, num_new).copy_(value.transpose(1, 2))
-        self._pending = num_new
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of K and V, each [batch, num_kv_heads, s, head_dim]; nothing is copied.
 
-        s counts the tokens of the forward under way too, once this layer has written them.
+        s counts the tokens of the forward under way too, once its first layer has written them.
         """
-        stop = self.length + self._pending
-        return self.keys[layer].narrow(2, 0, stop), self.values[layer].narrow(2, 0, stop)
+        if self._opened < 0:
+            self._open(0)
+        return self._views[layer], self._views[layer - len(self.keys)]
 
     def advance(self, num_tokens: int) -> None:
         """Close a forward: every layer has written its num_tokens rows."""
@@ -116,14 +146,14 @@ class ContiguousKVCache:
                 f"cannot advance by {num_tokens} from {self.length} in a cache of {self.max_len}"
             )
         self.length += num_tokens
-        self._pending = 0
+        self._opened = -1
 
     def truncate_to(self, length: int) -> None:
         """Keep the first `length` tokens. Rows past them stay in memory and are overwritten."""
         if length < 0:
             raise CacheError(f"cannot keep {length} tokens; to drop from the end use drop_last")
         self.length = min(self.length, length)
-        self._pending = 0
+        self._opened = -1
 
     def drop_last(self, num_tokens: int) -> None:
         """Forget the last num_tokens tokens; all of them, if there are fewer."""

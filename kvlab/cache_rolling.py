@@ -93,7 +93,18 @@ class RollingKVCache(ContiguousKVCache):
         columns = self._columns(layer, start, stop)
         for ring, rows in zip(stored, new, strict=True):
             ring.index_copy_(2, columns, rows[:, :, start - self.length :].to(ring.dtype))
-        self._pending = num_new
+        if num_new != self._opened:
+            self._open(num_new)
+
+    def _open(self, num_new: int) -> None:
+        """Views of the full layers; a ring's columns are looked up when it is written or read."""
+        self._require_room(num_new)
+        stop, tensors = self.length + num_new, self.keys + self.values
+        full = [window is None for window in self.windows] * 2
+        pairs = list(zip(tensors, full, strict=True))
+        self._slots = [t.narrow(2, self.length, num_new) if whole else t for t, whole in pairs]
+        self._views = [t.narrow(2, 0, stop) if whole else t for t, whole in pairs]
+        self._opened = num_new
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [batch, num_kv_heads, s, head_dim] that the forward under way may need.
@@ -106,7 +117,7 @@ class RollingKVCache(ContiguousKVCache):
             return super().read(layer)
         if layer in self._in_flight:
             return self._in_flight[layer]
-        stop = self.length + self._pending
+        stop = self.length + max(self._opened, 0)
         key, value = self.keys[layer], self.values[layer]
         if stop <= key.shape[2]:
             start = max(0, stop - window)

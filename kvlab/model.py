@@ -176,9 +176,8 @@ class DecoderLayer:
         qkv = norm_project(self.qkv_proj, hidden, self.input_norm, self.eps)
         qkv = qkv.view(*lead, h + 2 * h_kv, self.head_dim)
         # Q and K are rotated together, and before anything is cached; V is not rotated.
-        rotated = apply_rope(qkv.narrow(-2, 0, h + h_kv), cos, sin)
-        query, key = rotated.split((h, h_kv), dim=-2)
-        value = qkv.narrow(-2, h + h_kv, h_kv)
+        rotated, value = qkv.split((h + h_kv, h_kv), dim=-2)
+        query, key = apply_rope(rotated, cos, sin).split((h, h_kv), dim=-2)
         attended = attend(index, query, key, value).reshape(*hidden.shape[:-1], h * self.head_dim)
         hidden = add_project(hidden, self.o_proj, attended)
         gate_up = norm_project(self.gate_up_proj, hidden, self.mlp_norm, self.eps)
@@ -219,7 +218,8 @@ def norm_project(
 ) -> torch.Tensor:
     """weight times rms_norm(x); the norm's factor rides along in the product where it can."""
     if is_cpu_vector(x) and x.dtype != torch.bfloat16:
-        return torch.addmv(norm[:1], weight, x * norm, beta=0, alpha=rms_scale(x, eps))
+        # beta=0: the first argument only has the right shape, its content is not read
+        return torch.addmv(weight[:, 0], weight, x * norm, beta=0, alpha=rms_scale(x, eps))
     return project(weight, rms_norm(x, norm, eps))
 
 

@@ -31,8 +31,8 @@ def say_machine(record: Record) -> None:
     busy = max(loads) > machine["cores"]
     say(
         f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['instructions']}, {units.binary_bytes(machine['memory_bytes'])} of memory. torch "
-        f"{machine['torch']}, transformers {machine['transformers']}, "
+        f"{machine['instructions']}, {units.binary_bytes(machine['memory_bytes'])} of memory. "
+        f"torch {machine['torch']}, transformers {machine['transformers']}, "
         + (f"llama-cpp-python {llama}" if llama else "llama.cpp not installed")
         + f". Weights: {machine['weights']}.",
         f"The load on the machine was between {min(loads):.0f} and {max(loads):.0f} while this ran"

@@ -60,7 +60,8 @@ def test_allocated_bytes_equal_the_formula(dtype, num_kv_heads):
     spec = tiny_spec(num_kv_heads=num_kv_heads)
     for batch, max_len in ((1, 1), (1, 33), (4, 7)):
         cache = ContiguousKVCache(spec, batch, max_len, dtype)
-        measured = sum(t.untyped_storage().nbytes() for t in cache.keys + cache.values)
+        storages = {t.untyped_storage().data_ptr(): t for t in cache.keys + cache.values}
+        measured = sum(t.untyped_storage().nbytes() for t in storages.values())
         formula = batch * costs.kv_bytes(spec, max_len, bytes_per_element=dtype.itemsize)
         assert cache.nbytes == measured == formula
 
