@@ -31,18 +31,12 @@ def ours(findings: list[dict]) -> list[dict]:
 
 
 def scroll_through(page) -> None:
-    """Bring every part of the page into view once, so that all it draws lazily is drawn."""
-    page.evaluate(
-        """async () => {
-            for (let y = 0; y < document.body.scrollHeight; y += 700) {
-                scrollTo(0, y);
-                await new Promise((done) => setTimeout(done, 30));
-            }
-            scrollTo(0, 0);
-        }"""
-    )
+    """Bring every figure into view once: they are drawn when they are looked at."""
+    for figure in page.locator(".kvlab-figure").all():
+        figure.scroll_into_view_if_needed()
+        figure.locator("svg").first.wait_for(timeout=90_000)
     page.wait_for_function(
-        "document.querySelectorAll('.kvlab-figure:not([data-drawn])').length === 0", timeout=60_000
+        "document.querySelectorAll('.kvlab-figure:not([data-drawn])').length === 0", timeout=90_000
     )
 
 
