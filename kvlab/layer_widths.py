@@ -72,6 +72,10 @@ def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
             f"missing, and hidden_size {hidden} is not divisible by num_attention_heads {heads}; "
             f"expected head_dim, or two numbers that divide; add head_dim",
         )
+    if not derived:
+        fields.note(
+            f"head_dim is not in the file; hidden_size / num_attention_heads gives {hidden // heads}"
+        )
     return hidden // heads
 
 
