@@ -132,6 +132,8 @@ class PoolLab:
             return self.state(text, copies)
         except KvlabError as error:
             return self.state(f"Refused. {type(error).__name__}: {error}", refused=True)
+        except TypeError as error:
+            raise LabError(f"operation {kind!r} does not take {arguments}: {error}") from None
         except (IndexError, KeyError) as error:  # only a pool that was broken by hand gets here
             return self.state(f"The broken pool failed: {error!r}", refused=True)
 
