@@ -193,10 +193,8 @@ class PoolLab:
         assert isinstance(child, Sentence)
         child.words = list(seq.words)
         self.live[child.request_id] = child
-        return (
-            f"{child.request_id} forks off {name} and shares its {len(child.block_table)} blocks.",
-            [],
-        )
+        shared = len(child.block_table)
+        return f"{child.request_id} forks off {name} and shares its {shared} blocks.", []
 
     def _truncate(self, name: str, drop: int = 1) -> tuple[str, list]:
         seq = self._seq(name)
