@@ -13,6 +13,8 @@
 # %% [markdown]
 # # 8. Bytes and the roofline
 #
+# [**Open in Colab**](https://colab.research.google.com/github/OWNER/kvlab/blob/main/chapters/08_bytes_and_roofline.ipynb)
+#
 # **The cache removed almost all arithmetic. What is the machine still waiting for?**
 #
 # You count what a decode step computes and what it moves, to the unit. You set both under the two
@@ -24,6 +26,16 @@
 # (bytes per token) and, for the batches, [chapter 7](07_engine_step.ipynb).
 
 # %% tags=["setup", "hide-cell"]
+# The same cell in every chapter: installs kvlab where it is missing, as on Colab.
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("kvlab") is None:
+    package = "kvlab[checkpoint] @ git+https://github.com/OWNER/kvlab"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if "google.colab" in sys.modules:
+    sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
 # ## One step in two numbers
@@ -52,6 +64,7 @@ say(
     f"bytes: {num_bytes / bandwidth / (flops / peak):,.0f} times as long."
 )
 
+
 # %% [markdown]
 # So the arithmetic units stand idle for almost the whole step. Nobody would have built such a
 # program on purpose. It is what remains after the cache has deleted the repeated work: the same
@@ -63,7 +76,6 @@ say(
 # Arithmetic and memory work at the same time, so a step takes as long as the slower of the two. In
 # FLOP per second: below a certain number of FLOPs per byte the bandwidth is the limit, above it the
 # peak. That corner is the *ridge*.
-
 
 # %%
 def step_seconds(flops, num_bytes, peak, bandwidth):
@@ -264,10 +276,10 @@ say(
     "FLOP per byte."
 )
 
+
 # %% [markdown]
 # Now predict. The checkpoint has fp32 weights here, so a cached step at a short context reads four
 # bytes a weight and little else. An uncached step does the arithmetic for all tokens.
-
 
 # %% tags=["nbval-ignore-output"]
 def predicted(num_new, context, num_rows, batch=1):
@@ -616,6 +628,7 @@ check("8.1", answer)
 answer = None  # your answer here, a number
 check("8.2", answer)
 
+
 # %% [markdown]
 # <details><summary>Solution of 8.2</summary>
 #
@@ -625,7 +638,6 @@ check("8.2", answer)
 # </details>
 #
 # **8.3** The roofline, as a function.
-
 
 # %%
 def step_seconds_of_mine(flops, bytes_moved, peak, bandwidth):
