@@ -99,6 +99,17 @@ def pack_plotly(target: Path) -> None:
     target.write_text(f"globalThis.kvlabPage.plotly({text});\n", "utf-8")
 
 
+def notice() -> str:
+    """Whose work the vendored scripts are, and under which licence."""
+    lines = ["Scripts from npm that this book carries, unchanged but for packing:", ""]
+    for package in ("mathjax", "plotly.js-basic-dist-min", "pyodide"):
+        about = json.loads((PACKAGES / package / "package.json").read_text("utf-8"))
+        home = about.get("repository", {})
+        home = home.get("url", "") if isinstance(home, dict) else home
+        lines.append(f"{package} {about['version']}, {about['license']}, {home}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Install and copy, unless the stamp says that it is done."""
     mark = TARGET / "stamp"
@@ -116,6 +127,7 @@ def main() -> None:
     pack_pyodide(vendor / "pyodide.js")
     for package in ("mathjax", "plotly.js-basic-dist-min"):
         shutil.copy(PACKAGES / package / "LICENSE", vendor / f"LICENSE.{package}")
+    (vendor / "NOTICE.txt").write_text(notice(), "utf-8")
     (fresh / "stamp").write_text(wanted)
     shutil.rmtree(TARGET, ignore_errors=True)
     fresh.rename(TARGET)
