@@ -746,15 +746,17 @@ status(6)
 # ## In the engines
 #
 # vLLM's Triton decode is in `vllm/v1/attention/ops/triton_decode_attention.py` (read at commit
-# 5c1551b): `_fwd_grouped_kernel_stage1` is our split kernel, with `Req_to_tokens` for the block table
-# and `PAGE_SIZE` for the block size, and `_fwd_kernel_stage2` is the merge; the log-sum-exp is stored
-# behind each partial output. Its default backends are FlashAttention and FlashInfer, which do the
-# same in CUDA.
+# 5c1551b). `_fwd_kernel_stage1` (L59) is our split kernel: its range of positions in L103-L105, the
+# block table, there `Req_to_tokens`, looked up in L114-L121, with `PAGE_SIZE` for the block size.
+# `_fwd_grouped_kernel_stage1` packs the query heads of a KV head into a tile of 16, and
+# `_fwd_kernel_stage2` is the merge; the log-sum-exp is stored behind each partial output. vLLM's usual
+# backends, FlashAttention and FlashInfer, do the same in CUDA.
 #
 # SGLang's is in `python/sglang/srt/layers/attention/triton_ops/decode_attention.py` (read at commit
-# 03cd2ec), the file that vLLM's was adapted from. It knows no blocks: `kv_indptr` and `kv_indices` list
-# every token's slot. The number of splits is a tensor, `num_kv_splits`, with an own value for each
-# sequence; empty splits store nothing, and the merge skips them. Both put 16 query heads in a tile.
+# 03cd2ec, `_fwd_kernel_stage1` at L45); vLLM's file was adapted from it. It knows no blocks: `kv_indptr`
+# and `kv_indices` list every token's slot. The number of splits is a tensor, `num_kv_splits`, with a
+# value of its own for each sequence, and a split is whole multiples of `_MIN_BLOCK_KV` (L35). Empty
+# splits store nothing.
 
 # %% [markdown]
 # ## What it cost, what comes next
