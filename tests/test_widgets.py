@@ -16,7 +16,7 @@ from kvlab.widgets.cost_table import CostTable
 from kvlab.widgets.predict import Predict
 
 FOLDER = Path(base.__file__).parent
-SCRIPTS = sorted(p.name for p in FOLDER.glob("*.js") if p.name != "shared.js")
+SCRIPTS = sorted(p.name for p in FOLDER.glob("*.js"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -28,7 +28,7 @@ def test_each_widget_is_one_module_that_parses(script, tmp_path):
     assert path.read_text("utf-8").count("export default") == 1
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "shared.js"])
+@pytest.mark.parametrize("name", [*SCRIPTS, *(f"shared/{part}" for part in base.SHARED)])
 def test_scripts_write_text_only_and_ask_nobody(name):
     text = (FOLDER / name).read_text("utf-8")
     for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "Function("):

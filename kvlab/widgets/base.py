@@ -2,7 +2,7 @@
 
 A widget is one Python file and one JavaScript file of the same name. The Python side holds the
 state (traits) and the text twin; the JavaScript side draws. The module a browser receives is
-composed from shared.js, formulas generated from costs.py where the widget asks for them, and the
+composed from the files of shared/, formulas generated from costs.py where the widget asks for them, and the
 widget's own file, so nothing is fetched from anywhere.
 
 To write one:
@@ -15,7 +15,7 @@ To write one:
         def twin(self) -> Twin:       # the same facts as a table: no script, print, screen reader
             return Twin("The pool", ("block", "owner"), [(1, "A"), (2, "B")])
 
-and in the .js: `function render({ model, el }) { ... }` with the helpers of shared.js.
+and in the .js: `function render({ model, el }) { ... }` with the helpers of shared/*.js.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from kvlab import answers
 from kvlab.formulas import javascript
 
 FOLDER = Path(__file__).resolve().parent
+#: Put before each widget's own file, in this order.
+SHARED = ("elements.js", "controls.js", "numbers.js", "python.js")
 _counter = itertools.count(1)
 
 
@@ -115,7 +117,7 @@ def show(widget: LabWidget) -> None:
 @cache
 def module_text(script: str, uses_formulas: bool = False) -> str:
     """The ES module of one widget: shared helpers, formulas if wanted, the widget's own file."""
-    parts = [(FOLDER / "shared.js").read_text("utf-8")]
+    parts = [(FOLDER / "shared" / name).read_text("utf-8") for name in SHARED]
     if uses_formulas:
         parts.append(javascript())
     parts.append((FOLDER / script).read_text("utf-8"))
