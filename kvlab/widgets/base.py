@@ -2,8 +2,8 @@
 
 A widget is one Python file and one JavaScript file of the same name. The Python side holds the
 state (traits) and the text twin; the JavaScript side draws. The module a browser receives is
-composed from the files of shared/, formulas generated from costs.py where the widget asks for them, and the
-widget's own file, so nothing is fetched from anywhere.
+composed from the files of shared/, formulas generated from costs.py where the widget asks for
+them, and the widget's own file, so nothing is fetched from anywhere.
 
 To write one:
 
