@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from kvlab import costs, kv_costs
 from kvlab.configs import hardware, model_index, preset_named
@@ -142,7 +143,7 @@ def _advice(load: _Load, report: dict, kv_dtype: str, tp: int) -> list[str]:
 
 
 def ask_capacity(
-    model: str | None = None, config: str | None = None, card: str | None = None, **settings: object
+    model: str | None = None, config: str | None = None, card: str | None = None, **settings: Any
 ) -> dict:
     """`capacity_report` of a preset or a pasted config, on a named card or a number of bytes.
 

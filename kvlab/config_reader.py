@@ -61,8 +61,8 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     heads = base.heads if base.kv_heads else fields.count("num_attention_heads", 0)
     vocab = fields.count("vocab_size")
     mlp = _intermediate(fields, num_layers)
-    unknown = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
-    unknown = [key for key, value in unknown.items() if value is None]
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
+    unknown = [key for key, value in sizes.items() if value is None]
     if unknown:
         fields.note(f"{', '.join(unknown)}: not in the file; costs that need them are not answered")
     dense = (
@@ -74,12 +74,12 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     return ModelSpec(
         name=name or _name(top) or file_name or model_type or "unnamed",
         num_layers=num_layers,
-        hidden_size=hidden,
-        num_heads=heads,
+        hidden_size=hidden,  # type: ignore[arg-type]  # None where the file is silent; noted
+        num_heads=heads,  # type: ignore[arg-type]
         num_kv_heads=base.kv_heads,
         head_dim=base.head_dim,
         intermediate_size=mlp,
-        vocab_size=vocab,
+        vocab_size=vocab,  # type: ignore[arg-type]
         layers=tuple(layers),
         tie_word_embeddings=bool(_tied(fields, top)),
         rms_norm_eps=fields.number("rms_norm_eps", fields.raw("rms_norm_eps")) or 1e-5,
@@ -153,11 +153,12 @@ def _cross_attention(fields: Fields, kinds: list[str]) -> list[str]:
     crossed = fields.items("cross_attention_layers")
     if not crossed:
         return kinds
-    crossed = {fields.check_count("cross_attention_layers", i, 0, len(kinds) - 1) for i in crossed}
+    last = len(kinds) - 1
+    indices = {fields.check_count("cross_attention_layers", i, 0, last) for i in crossed}
     fields.note(
-        f"{len(crossed)} cross-attention layers keep K and V of the image only; not counted"
+        f"{len(indices)} cross-attention layers keep K and V of the image only; not counted"
     )
-    return ["none" if i in crossed else kind for i, kind in enumerate(kinds)]
+    return ["none" if i in indices else kind for i, kind in enumerate(kinds)]
 
 
 def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:

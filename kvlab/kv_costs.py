@@ -124,13 +124,13 @@ def window_cap_bytes(spec: ModelSpec, bytes_per_element=2):
 
 def fixed_bytes_per_sequence(spec: ModelSpec, bytes_per_element=2):
     """Recurrent state, there from the first token on. None where its size is not known."""
-    states = [(count, state) for count, layer in spec.layer_groups for state in layer.state]
-    if any(state.num_elements is None for _, state in states):
-        return None
-    return sum(
-        count * state.num_elements * (state.bytes_per_element or bytes_per_element)
-        for count, state in states
-    )
+    total = 0
+    for count, layer in spec.layer_groups:
+        for state in layer.state:
+            if state.num_elements is None:
+                return None
+            total += count * state.num_elements * (state.bytes_per_element or bytes_per_element)
+    return total
 
 
 def bytes_per_token_from_query_heads(spec: ModelSpec, bytes_per_element=2):

@@ -7,6 +7,7 @@ config gives the same answer, or the same named error, on the command line and o
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 from kvlab import costs, kv_costs
 from kvlab.configs import find_model, model_index, read_config
@@ -189,7 +190,7 @@ def asked_model(model: str | None, config: str | None) -> ModelSpec:
     return find_model(model)
 
 
-def ask_kv(model: str | None = None, config: str | None = None, **settings: object) -> dict:
+def ask_kv(model: str | None = None, config: str | None = None, **settings: Any) -> dict:
     """`kv_report` of a preset's name or of pasted config.json text."""
     return kv_report(asked_model(model, config), **settings)
 

@@ -27,11 +27,9 @@ def per_layer_widths(fields: Fields, base: Widths, kinds: list[str]) -> list[Wid
             widths[i] = _global(fields, base)
     stated = fields.raw("num_key_value_heads")
     if isinstance(stated, list | tuple):
-        counts = fields.items("num_key_value_heads", len(kinds))
-        for i, count in enumerate(counts):
-            widths[i] = replace(
-                widths[i], kv_heads=fields.check_count("num_key_value_heads", count)
-            )
+        for i, count in enumerate(fields.items("num_key_value_heads", len(kinds)) or []):
+            kv_heads = fields.check_count("num_key_value_heads", count) or 0
+            widths[i] = replace(widths[i], kv_heads=kv_heads)
     _overrides(fields, widths)
     return _blocks(fields, base, widths)
 
@@ -73,13 +71,13 @@ def _renamed(fields: Fields, base: Widths, pattern: str) -> Widths:
 
 
 def _sliding_latent(fields: Fields, base: Widths) -> Widths:
-    rank, rope, nope, value = base.latent
+    assert base.latent is not None
     names = ("swa_kv_lora_rank", "swa_qk_rope_head_dim", "swa_qk_nope_head_dim", "swa_v_head_dim")
     found = [fields.default_count(name) for name in names]
-    latent = tuple(new or old for new, old in zip(found, (rank, rope, nope, value), strict=True))
-    return replace(
-        base, heads=fields.default_count("swa_num_attention_heads") or base.heads, latent=latent
-    )
+    pairs = zip(found, base.latent, strict=True)
+    rank, rope, nope, value = (new or old for new, old in pairs)
+    heads = fields.default_count("swa_num_attention_heads") or base.heads
+    return replace(base, heads=heads, latent=(rank, rope, nope, value))
 
 
 def _overrides(fields: Fields, widths: list[Widths]) -> None:
@@ -106,8 +104,9 @@ def _overrides(fields: Fields, widths: list[Widths]) -> None:
         if old.latent is not None:
             keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
             new = [fields.check_count(f"{name}.{k}", changes.get(k), 0) for k in keys]
-            latent = tuple(o if n is None else n for n, o in zip(new, old.latent, strict=True))
-            widths[i] = replace(widths[i], latent=latent)
+            pairs = zip(new, old.latent, strict=True)
+            rank, rope, nope, wide = (o if n is None else n for n, o in pairs)
+            widths[i] = replace(widths[i], latent=(rank, rope, nope, wide))
 
 
 def _blocks(fields: Fields, base: Widths, widths: list[Widths]) -> list[Widths]:

@@ -108,7 +108,7 @@ def _flagged(fields: Fields, num_layers: int) -> list[str] | None:
         flags = fields.items(key)
         if not flags:
             continue
-        flags = fields.items(key, num_layers)
+        flags = fields.items(key, num_layers) or []
         for flag in flags:
             if isinstance(flag, bool) or flag not in (0, 1):
                 raise fields.fail(key, f"given {show(flag)}; expected 0 or 1 for each layer")
@@ -159,8 +159,8 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
             raise fields.fail(
                 "sliding_window_pattern", f"given {show(pattern)}; expected a number or LLLG"
             )
-        rule = {"L": "sliding", "G": "full"}
-        return [rule[pattern[i % len(pattern)]] for i in range(num_layers)]
+        letters = {"L": "sliding", "G": "full"}
+        return [letters[pattern[i % len(pattern)]] for i in range(num_layers)]
     for key, other, first in (
         ("sliding_window_pattern", "sliding", None),
         ("global_attn_every_n_layers", "sliding", 0 if "bert" in fields.model_type else None),
@@ -187,10 +187,7 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
                 "attn_layer_offset",
                 f"given {offset}; expected less than attn_layer_period {period}",
             )
-        if fields.model_type == "zamba":
-            named, shift = "full+", 3
-        else:
-            named, shift = "full", 0
+        named, shift = ("full+", 3) if fields.model_type == "zamba" else ("full", 0)
         kinds = [
             named if i >= shift and (i - shift) % period == offset else "recurrent"
             for i in range(num_layers)

@@ -74,7 +74,7 @@ def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
         )
     if not derived:
         fields.note(
-            f"head_dim is not in the file; hidden_size / num_attention_heads gives {hidden // heads}"
+            f"head_dim is not in the file; hidden_size / num_attention_heads is {hidden // heads}"
         )
     return hidden // heads
 
@@ -83,8 +83,8 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
     """KV heads, with the multi-query switches of older families."""
     stated = fields.raw("num_key_value_heads")
     if isinstance(stated, list | tuple):  # one entry a layer: see per_layer_widths
-        counts = [fields.check_count("num_key_value_heads", n) for n in stated]
-        if not counts or None in counts:
+        counts = [n for n in stated if fields.check_count("num_key_value_heads", n)]
+        if not counts or len(counts) != len(stated):
             raise fields.fail("num_key_value_heads", f"given {show(stated)}; expected counts")
         return max(counts)
     attention_type = fields.block("attn_config").get("attn_type")

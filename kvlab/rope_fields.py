@@ -81,7 +81,7 @@ def rope_specs(
 
 def _top_theta(fields: Fields, first_sliding: int | None) -> tuple[float | None, float | None]:
     """Bases named outside rope_parameters: (most layers, sliding layers)."""
-    found: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for key in ("rope_theta", "rotary_emb_base", "global_rope_theta"):
         value = fields.data.get(key)
         if isinstance(value, list | tuple) and value:  # one base a layer

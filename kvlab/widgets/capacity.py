@@ -25,9 +25,9 @@ class Capacity(LabWidget):
     """
 
     script = "capacity.js"
-    models = traitlets.List().tag(sync=True)
-    cards = traitlets.List().tag(sync=True)
-    formats = traitlets.List().tag(sync=True)
+    models: traitlets.List = traitlets.List().tag(sync=True)
+    cards: traitlets.List = traitlets.List().tag(sync=True)
+    formats: traitlets.List = traitlets.List().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
     card = traitlets.Unicode("h100-sxm").tag(sync=True)
     utilisation = traitlets.Int(90).tag(sync=True)

@@ -45,7 +45,7 @@ class Shapes(LabWidget):
 
     script = "shapes.js"
     uses_formulas = True
-    models = traitlets.List().tag(sync=True)
+    models: traitlets.List = traitlets.List().tag(sync=True)
     latent = traitlets.Dict().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
     num_kv_heads = traitlets.Int().tag(sync=True)
