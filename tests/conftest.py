@@ -24,6 +24,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: 
 if "PYTEST_XDIST_WORKER" in os.environ:  # two workers on two cores: one thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from hypothesis import HealthCheck, settings  # noqa: E402
 from kvlab_offline import block  # noqa: E402
 
 block()
+# No test depends on a clock: a busy machine is slow, and that is all it is.
+settings.register_profile("kvlab", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvlab")
