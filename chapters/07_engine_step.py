@@ -37,7 +37,7 @@ if "google.colab" in sys.modules:
     sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
-# ## Eighteen steps of an engine
+# ## An engine at work
 #
 # Each row is a request, each column one step, and the number in a cell says how many tokens of that
 # request ran in that step. Blue cells read a prompt, green ones write a token, an empty dashed cell
