@@ -131,7 +131,7 @@ class Fields:
         skip = NOT_ALIASES.get(self.model_type, ())
         extra = EXTRA_ALIASES.get(self.model_type, {}).get(key)
         found = (key, *ALIASES.get(key, ()), *([extra] if extra else ()))
-        return tuple(k for k in found if k not in skip)
+        return tuple(k for k in found if k == key or k not in skip)
 
     def declared(self, key: str) -> bool:
         """True if the file names the field at all, even as null."""

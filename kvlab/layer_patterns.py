@@ -256,4 +256,5 @@ def _one_window(fields: Fields, num_layers: int) -> list[str]:
         fields.note(f"max_window_layers is not in the file; {fields.model_type} means {first}")
     if fields.model_type == "qwen3_moe":
         first = 0
+    fields.note("one sliding_window and no pattern: it holds on every layer that is not gated")
     return ["sliding" if i >= (first or 0) else "full" for i in range(num_layers)]

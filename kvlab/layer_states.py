@@ -30,7 +30,8 @@ def _mamba1(f: Fields, hidden: int) -> tuple[StateSpec, ...]:
     state = f.default_count("mamba_d_state") or f.needed("state_size", "the Mamba state")
     kernel = f.default_count("mamba_d_conv") or f.needed("conv_kernel", "the Mamba convolution")
     expand = f.default_count("mamba_expand") or f.default_count("expand") or 2
-    inner = expand * hidden
+    pure = f.model_type in ("mamba", "falcon_mamba")  # there the MLP's width is the inner width
+    inner = (f.count("intermediate_size") if pure else None) or expand * hidden
     return _pair((kernel - 1) * inner, inner * state)
 
 
@@ -51,7 +52,8 @@ def _mamba2(f: Fields, hidden: int) -> tuple[StateSpec, ...]:
     )
     expand = f.default_count("mamba_expand") or f.default_count("expand") or 2
     inner = f.default_count("mamba_d_ssm") or expand * hidden
-    head = f.default_count("mamba_head_dim") or _head_of(f, inner, heads)
+    head = f.count("head_dim") if f.model_type == "mamba2" else None
+    head = head or f.default_count("mamba_head_dim") or _head_of(f, inner, heads)
     inner = heads * head
     groups = (
         f.default_count("mamba_n_groups")
@@ -65,7 +67,7 @@ def _mamba2(f: Fields, hidden: int) -> tuple[StateSpec, ...]:
 def _head_of(f: Fields, inner: int, heads: int) -> int:
     given = f.data.get("mamba_d_head")
     if given is not None and given != "auto":
-        return f.check_count("mamba_d_head", given)
+        return f.check_count("mamba_d_head", given) or 0
     if inner % heads:
         raise f.fail(
             "mamba_n_heads", f"given {heads}; expected a divisor of the inner width {inner}"

@@ -24,7 +24,7 @@ def base_widths(fields: Fields, hidden: int | None, no_attention: bool = False) 
     """The shape that layers share unless they say otherwise."""
     if no_attention:
         return Widths(None, 0, 0, 0)
-    heads = fields.default_count("num_attention_heads")
+    heads = _query_heads(fields)
     latent = _latent(fields)
     if latent is not None:
         if heads is None:
@@ -33,8 +33,20 @@ def base_widths(fields: Fields, hidden: int | None, no_attention: bool = False) 
         return Widths(heads, kv_heads, latent[1], latent[1], latent)
     head_dim = _head_dim(fields, hidden, heads)
     kv_heads = _kv_heads(fields, heads)
-    value_dim = fields.count("v_head_dim") or fields.defaults.get("v_head_dim") or head_dim
+    value_dim = fields.count("v_head_dim", 0) or fields.defaults.get("v_head_dim") or head_dim
     return Widths(heads, kv_heads, head_dim, value_dim)
+
+
+def _query_heads(fields: Fields) -> int | None:
+    """Query heads; a list has one entry a layer (OpenELM), and the most of them stands for all."""
+    stated = fields.raw("num_attention_heads")
+    if not isinstance(stated, list | tuple):
+        return fields.default_count("num_attention_heads")
+    counts = [n for n in stated if fields.check_count("num_attention_heads", n)]
+    if not counts or len(counts) != len(stated):
+        raise fields.fail("num_attention_heads", f"given {show(stated)}; expected counts")
+    fields.note(f"query heads differ from layer to layer; {max(counts)}, the most, stands for all")
+    return max(counts)
 
 
 def _latent(fields: Fields) -> tuple[int, int, int, int] | None:

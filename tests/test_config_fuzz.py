@@ -103,7 +103,9 @@ def test_presets_with_fields_removed(stem, removed):
     spec = outcome(config)
     if spec is not None and inner not in removed:
         before = read_config(whole)
-        if before.layers != spec.layers:
+        # a file that never names a window means none, where its type has no window of its own
+        windowless = "sliding_window" in removed and "phi3" in spec.model_type
+        if before.layers != spec.layers and not windowless:
             assert set(spec.notes) - set(before.notes), removed
 
 

@@ -343,6 +343,14 @@ def test_old_names():
     assert refused({**LLAMA, "n_embd": 2048}).field == "hidden_size"
 
 
+def test_heads_that_differ_from_layer_to_layer():
+    elm = {"model_type": "openelm", "num_transformer_layers": 3, "model_dim": 1280, "head_dim": 64}
+    spec = read_config({**elm, "num_query_heads": [12, 12, 16], "num_kv_heads": [3, 3, 4]})
+    assert [layer.num_kv_heads for layer in spec.layers] == [3, 3, 4]
+    assert kv_costs.growing_bytes_per_token(spec) == 10 * 2 * 64 * 2
+    assert any("differ from layer to layer" in note for note in spec.notes)
+
+
 def test_mtp_layers_are_an_extra():
     spec = preset("deepseek-v3")
     assert len(spec.mtp_layers) == 1

@@ -347,6 +347,10 @@ STATES = {
                    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 2,
                    "num_experts_per_tok": 1, "moe_intermediate_size": 32,
                    "shared_expert_intermediate_size": 32},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2, "expand": 2},
+    "mamba": {"state_size": 8, "expand": 2},
+    "nemotron_h": {"hybrid_override_pattern": "M*-M", "mamba_num_heads": 8, "mamba_head_dim": 8,
+                   "ssm_state_size": 8, "n_groups": 2},
     "lfm2": {"full_attn_idxs": [1], "conv_L_cache": 3},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_state": 8},
 }  # fmt: skip
