@@ -13,6 +13,8 @@
 # %% [markdown]
 # # 1. Naive decode
 #
+# [**Open in Colab**](https://colab.research.google.com/github/OWNER/kvlab/blob/main/chapters/01_naive_decode.ipynb)
+#
 # **What does a language model do again and again when it writes one token at a time?**
 #
 # You build the simplest loop that generates text: run the whole sequence through the model, take
@@ -21,8 +23,17 @@
 #
 # You need to know what a decoder layer is (attention, then an MLP) and to read a little PyTorch.
 
-# %%
-# setup
+# %% tags=["setup", "hide-cell"]
+# The same cell in every chapter: installs kvlab where it is missing, as on Colab.
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("kvlab") is None:
+    package = "kvlab[checkpoint] @ git+https://github.com/OWNER/kvlab"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if "google.colab" in sys.modules:
+    sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
 # ## One number first
@@ -134,6 +145,7 @@ rows = pd.DataFrame(
     }
 ).set_index("t")
 table(rows, "Rows of logits, prefill and five decode steps")
+
 
 # %% [markdown]
 # At prefill the other rows have a use in training, and none here. In the decode steps they are
@@ -265,7 +277,7 @@ from statistics import median
 from time import perf_counter
 
 
-def step_seconds(s, repeats=5):
+def step_seconds(s, repeats=3):
     """Median time of one naive forward over s tokens."""
     tokens = torch.tensor([[prompt_ids[i % p] for i in range(s)]])
     positions = torch.arange(s).view(1, -1)
@@ -383,6 +395,7 @@ check("1.2", answer)
 answer = None  # your answer here
 check("1.3", answer)
 
+
 # %% [markdown]
 # <details><summary>Solution of 1.3</summary>
 #
@@ -418,7 +431,9 @@ status(1)
 # No engine decodes like this, but each has the pieces. vLLM never makes the rows of logits that
 # are thrown away: `_prepare_inputs` in `vllm/v1/worker/gpu_model_runner.py` (at commit 000fc94)
 # takes the last token of every request, `query_start_loc[1:] - 1`, and multiplies only those rows
-# by the output head. kvlab's decoder has the same choice: `rows="last"`.
+# by the output head. SGLang's `LogitsProcessor` (`python/sglang/srt/layers/logits_processor.py`) cuts
+# the hidden states down to the last one of each request first. kvlab's decoder has the same choice:
+# `rows="last"`.
 #
 # And a naive forward over a half-written sequence still happens in production, once: when an
 # engine runs out of memory it drops the cache of a request and later computes it again, prompt and

@@ -13,6 +13,8 @@
 # %% [markdown]
 # # 2. Cache append
 #
+# [**Open in Colab**](https://colab.research.google.com/github/OWNER/kvlab/blob/main/chapters/02_cache_append.ipynb)
+#
 # **What can be kept between two decode steps, and what does keeping it buy?**
 #
 # You build a KV cache: memory that is allocated once, written once a token, and read at every
@@ -22,8 +24,17 @@
 # You need [chapter 1](01_naive_decode.ipynb): the naive loop, and the fact that K and V of old
 # tokens come out the same at every step.
 
-# %%
-# setup
+# %% tags=["setup", "hide-cell"]
+# The same cell in every chapter: installs kvlab where it is missing, as on Colab.
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("kvlab") is None:
+    package = "kvlab[checkpoint] @ git+https://github.com/OWNER/kvlab"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
+if "google.colab" in sys.modules:
+    sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
 # ## Two columns
@@ -101,6 +112,7 @@ from kvlab.generate import cached_generate, naive_generate
 assert by_hand == naive_generate(model, prompt_ids, 12)
 print("the same text as the naive loop, one token fed a step")
 
+
 # %% [markdown]
 # Look at the positions. After a prompt of $p$ tokens the first decoded token stands at position
 # $p$, the next at $p + 1$. It is easy to get this wrong by one, nothing complains, and chapter 4
@@ -131,18 +143,17 @@ class LayerCache:
 
 
 # %%
-layers = [
-    LayerCache(spec.num_kv_heads, len(prompt_ids) + 11, spec.head_dim)
-    for _ in range(spec.num_layers)
-]
+max_len = len(prompt_ids) + 11
+layers = [LayerCache(spec.num_kv_heads, max_len, spec.head_dim) for _ in range(spec.num_layers)]
 
 
 def append(layer, query, key, value):
-    cache = layers[layer]
-    cache.write(key[0], value[0])
-    return attention(query, cache.key[None, :, : cache.length], cache.value[None, :, : cache.length])
+    layers[layer].write(key[0], value[0])
+    length = layers[layer].length
+    return attention(query, layers[layer].key[None, :, :length], layers[layer].value[None, :, :length])
 
 
+# %%
 assert decode(prompt_ids, 12, append) == by_hand
 print("the same text, nothing moved")
 
@@ -174,7 +185,7 @@ except CacheFull as error:
 # moved to make room. The closed form is the sum of the cache's size before every step.
 
 # %%
-p, n = len(prompt_ids), 64
+p, n = len(prompt_ids), 24
 growing = ConcatenatedKVCache(spec)
 cached_generate(model, prompt_ids, n + 1, cache=growing)
 predicted = costs.kv_bytes_copied_by_concatenation(spec, p, n, bytes_per_element=4)
@@ -200,14 +211,13 @@ say(
 
 # %%
 naive_steps, cached_steps = [], []
-naive_generate(model, prompt_ids, 24, on_step=naive_steps.append)
-cached_generate(model, prompt_ids, 24, on_step=cached_steps.append)
+naive_generate(model, prompt_ids, 16, on_step=naive_steps.append)
+cached_generate(model, prompt_ids, 16, on_step=cached_steps.append)
 
+# %%
 TOLERANCE = 5e-4  # on logits near 45
-worst = max(
-    float((a.logits - b.logits).abs().max())
-    for a, b in zip(naive_steps, cached_steps, strict=True)
-)
+pairs = list(zip(naive_steps, cached_steps, strict=True))
+worst = max(float((a.logits - b.logits).abs().max()) for a, b in pairs)
 print("every step within", TOLERANCE, ":", worst < TOLERANCE)
 
 # %% [markdown]
@@ -223,6 +233,8 @@ from kvlab.model import Decoder
 tiny = replace(
     spec, name="tiny", num_layers=2, layers=spec.layers[:2], vocab_size=64, intermediate_size=96
 )
+
+# %%
 equal = 0
 for seed in range(5):
     random_model = Decoder.random(tiny, seed=seed, dtype=torch.float64)
@@ -236,14 +248,15 @@ print("float64, random models with equal ids:", equal, "of 5")
 # first step where the ids differ, the two best candidates must be closer than the rounding is.
 
 # %%
+STEPS = 12
 half = load(dtype=torch.bfloat16).model
 half_naive, half_cached = [], []
-naive_generate(half, prompt_ids, 32, on_step=half_naive.append)
-cached_generate(half, prompt_ids, 32, on_step=half_cached.append)
+naive_generate(half, prompt_ids, STEPS, on_step=half_naive.append)
+cached_generate(half, prompt_ids, STEPS, on_step=half_cached.append)
 
-first = next(
-    (i for i in range(32) if half_naive[i].token_id != half_cached[i].token_id), None
-)
+# %%
+apart = [i for i in range(STEPS) if half_naive[i].token_id != half_cached[i].token_id]
+first = apart[0] if apart else None
 if first is None:
     explained = True
 else:
@@ -293,6 +306,7 @@ def unchanged(mask_of, upto=None):
     ]
 
 
+# %%
 PREFIX = 6
 causal = lambda s: torch.ones(s, s).tril().bool()
 everything = lambda s: torch.ones(s, s, dtype=torch.bool)
@@ -323,28 +337,15 @@ table(
     "K of old tokens after one more token",
 )
 
+
 # %% [markdown]
 # In the growing bidirectional model, layer 0 is unchanged even so: its K and V come straight from
 # the embeddings. From layer 1 on they are made of hidden states that have seen the new token.
 #
 # The third row is not causal, and can be cached all the same: nothing that comes later enters the
 # prefix. Two more of the kind are the output of an encoder, which reads a source that does not grow,
-# and the K and V that cross-attention makes of that output. Both are computed once a request.
-
-# %%
-source_ids = prompt_ids[:PREFIX]
-states = []
-
-
-def encoder_layer(layer, query, key, value):
-    states.append(key)
-    return attention(query, key.transpose(1, 2), value.transpose(1, 2))
-
-
-w_key = model.layers[0].qkv_proj[: spec.head_dim]  # stands in for a cross-attention's W_K
-encoded = [model.embed_tokens[torch.tensor(source_ids)] for _ in range(2)]
-cross_keys = [states_once @ w_key.T for states_once in encoded]
-print("cross-attention keys at two steps equal:", torch.equal(*cross_keys))
+# and the K and V that cross-attention makes of that output. Both are computed once a request and
+# read at every step.
 
 # %% [markdown]
 # ## Same as what?
@@ -380,6 +381,7 @@ changes = {
     "an adapter on layer 0": kv_of(prompt_ids, lora=adapted),
     "another first token": kv_of([prompt_ids[1], *prompt_ids[1:]]),
 }
+
 
 # %%
 def agrees(pair, index):
@@ -464,15 +466,15 @@ show(
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from kvlab.hf import layer_keys
+from kvlab.hf import cache_of, layer_key, load_with
 
 logging.set_verbosity_error()
-reference = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+reference = load_with(AutoModelForCausalLM, checkpoint.folder)
 inputs = torch.tensor([prompt_ids])
 options = dict(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None)
 
-past = reference(inputs, use_cache=True).past_key_values
-print("transformers, layer 0 key:", list(layer_keys(past, 0).shape), "= [batch, h_kv, seq, d_h]")
+theirs = cache_of(reference(inputs, use_cache=True))
+print("transformers, layer 0 key:", list(layer_key(theirs).shape), "= [batch, h_kv, seq, d_h]")
 
 # %% tags=["nbval-ignore-output"]
 from time import perf_counter
@@ -485,6 +487,7 @@ def seconds(function):
     return perf_counter() - start
 
 
+# %% tags=["nbval-ignore-output"]
 with torch.inference_mode():
     reference.generate(inputs, use_cache=True, **{**options, "max_new_tokens": 4})
     with_cache = seconds(lambda: reference.generate(inputs, use_cache=True, **options))
@@ -503,7 +506,7 @@ print(f"kvlab's cached loop: {with_cache / ours:.2f} times the speed of transfor
 from statistics import median
 
 
-def step_seconds(s, cached, repeats=5):
+def step_seconds(s, cached, repeats=3):
     """Median time of one decode step at context s, by kvlab."""
     ids = torch.tensor([[prompt_ids[i % p] for i in range(s)]])
     positions = torch.arange(s).view(1, -1)
@@ -536,6 +539,7 @@ def predicted_seconds(flops, num_bytes):
     return max(costs.memory_seconds(num_bytes, bandwidth), costs.compute_seconds(flops, rate))
 
 
+# %% tags=["nbval-ignore-output"]
 naive_predicted, cached_predicted = [], []
 for s in contexts:
     num_bytes = costs.cached_step_bytes(spec, streamed, s, 4)
@@ -589,11 +593,13 @@ for entry in [f for f in all_faults() if f.layer == "cache"]:
 
 # %% [markdown]
 # ## Exercises
+#
+# **2.1** How many bytes does one token take in the cache of SmolLM2-135M, in float32?
 
 # %%
 from kvlab.exercises import check, status
 
-answer = None  # 2.1: bytes of one token of SmolLM2-135M in float32
+answer = None  # your answer here
 check("2.1", answer)
 
 # %% [markdown]
@@ -602,10 +608,14 @@ check("2.1", answer)
 # `costs.kv_bytes_per_token(spec, 4)`, or by hand `30 * 2 * 3 * 64 * 4`.
 #
 # </details>
+#
+# **2.2** A cache that grows with `torch.cat` copies what was there at every step. How many bytes, in
+# the run that the cell names?
 
 # %%
-answer = None  # 2.2: bytes of old K and V that torch.cat copies
+answer = None  # your answer here
 check("2.2", answer)
+
 
 # %% [markdown]
 # <details><summary>Solution of 2.2</summary>
@@ -614,10 +624,12 @@ check("2.2", answer)
 # `100 + t - 1` over the steps.
 #
 # </details>
+#
+# **2.3** Write the write itself: the rows of new tokens behind those that are there, in place.
 
 # %%
 def write(stored, length, new):
-    """2.3: put new [t, h_kv, d_h] behind the first `length` tokens of stored, in place."""
+    """stored [h_kv, max_len, d_h] holds `length` tokens; new is [t, h_kv, d_h]."""
 
 
 check("2.3", write)
@@ -633,9 +645,11 @@ check("2.3", write)
 # `reshape` gives the same shape and the wrong rows. It is the most quiet mistake of this chapter.
 #
 # </details>
+#
+# **2.4** Of the things that the cell lists, which does a cache hold with profit?
 
 # %%
-answer = None  # 2.4: a set of names
+answer = None  # your answer here, a set of names
 check("2.4", answer)
 
 # %% [markdown]
