@@ -1,38 +1,44 @@
-"""Take the README's picture: the cost table of chapter 2, as a page shows it.
+"""Take the README's picture from the built book: the cost table of chapter 2.
 
-    python tools/picture.py        writes book/static/page.png
+    make book && python tools/picture.py         writes book/static/page.png
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
+import argparse
 from pathlib import Path
 
+from browser import find
 from playwright.sync_api import sync_playwright
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "book" / "static" / "page.png"
+PAGE = "chapters/02_cache_append.html"
 
-import browser
-import widget_page
 
-from kvlab.widgets.cost_table import CostTable
-
-PICTURE = Path(__file__).resolve().parent.parent / "book" / "static" / "page.png"
+def take(html: Path, target: Path) -> None:
+    """One screen of the chapter, 1280 by 860, with its first widget near the top."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=find(), args=["--headless", "--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
+        page.goto((html / PAGE).as_uri())
+        page.wait_for_selector("html[data-kvlab-ready]", state="attached", timeout=60_000)
+        page.evaluate(
+            "scrollTo({top: document.querySelector('.kvlab').getBoundingClientRect().top - 130})"
+        )
+        page.wait_for_timeout(1_000)
+        page.screenshot(path=target)
+        browser.close()
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        path = widget_page.build(CostTable(), Path(folder))
-        chromium = playwright.chromium.launch(executable_path=browser.find(),
-                                              args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page(viewport={"width": 860, "height": 900})
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-kvlab-ready]", state="attached")
-        title = page.locator("h1").bounding_box()
-        top = title["y"] + title["height"] + 8
-        page.screenshot(path=PICTURE, clip={"x": 22, "y": top, "width": 816, "height": 470})
-        chromium.close()
+    """Command line: the built book's folder, where it is not _build/html."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--html", type=Path, default=ROOT / "_build" / "html")
+    take(parser.parse_args().html.resolve(), TARGET)
+    print(TARGET.relative_to(ROOT))
 
 
 if __name__ == "__main__":
