@@ -91,7 +91,7 @@ def slots(
     block_size: int,
 ) -> list[int]:
     """slot_mapping: block_table[position // block_size] * block_size + position % block_size."""
-    mapping = []
+    mapping: list[int] = []
     for position, request in zip(positions, req_indices, strict=True):
         block, offset = divmod(position, block_size)
         table = block_tables[request]

@@ -127,7 +127,7 @@ class Scheduler:
                 plan.copies += self.manager.grow(request, share)
                 plan.serve(request, share, reason)
             else:
-                plan.reasons[request.request_id] = reason
+                plan.reasons[request.request_id] = reason or Reason.NOTHING_NEW
             index += 1
 
     def _wanted(self, request: Request, budget: int) -> tuple[int, Reason | None]:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from kvlab.batch import Batch
 from kvlab.request import Request
-from kvlab.schedule import REASON_TEXT, Schedule, ScheduledRequest
+from kvlab.schedule import Schedule, ScheduledRequest
 from kvlab.scheduler import Scheduler
 
 
@@ -93,8 +93,3 @@ def request_record(request: Request) -> dict:
         "head_delay": request.head_delay,
         "skips": request.num_skips,
     }
-
-
-def reason_text(reason: str) -> str:
-    """The sentence behind a reason's name."""
-    return REASON_TEXT.get(reason, reason)

@@ -66,7 +66,9 @@ def simulate(
     """
     pool = BlockPool(num_blocks + 1, block_size)
     scheduler = Scheduler(BlockManager(pool, prefix_caching=prefix_caching), config)
-    records, made, refused = [], [], {}
+    records: list[dict] = []
+    made: list[Request] = []
+    refused: dict[str, str] = {}
     pending = sorted(enumerate(arrivals), key=lambda item: (item[1].step, item[0]))
     while pending or scheduler.has_requests:
         if len(records) >= max_steps:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduling import assert_empty
 from small_models import tiny_spec
 
+from kvlab.batch import build_batch
 from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
 from kvlab.engine_inputs import TokenOutOfRange
@@ -313,3 +314,19 @@ def test_a_progress_bar_is_shown_on_request_only(capsys):
 def test_block_tables_become_a_rectangle():
     assert block_table_tensor([[3], [4, 5]]).tolist() == [[3, 0], [4, 5]]
     assert block_table_tensor([]).shape == (0, 0)
+
+
+def test_padding_rows_change_no_logits_and_no_slot():
+    """A DECODE step padded to a fixed size, as a captured graph runs it."""
+    made = engine()
+    for prompt in PROMPTS[1:3]:
+        made.add_request(prompt, max_new_tokens=5)
+    made.step()
+    schedule = made.scheduler.schedule()
+    plain = made.runner.run(build_batch(schedule))
+    before = [made.runner.cache.key_cache(layer).clone() for layer in range(2)]
+    padded = made.runner.run(build_batch(schedule, pad_to=5))
+    assert torch.equal(plain.argmax(-1), padded.argmax(-1))
+    assert torch.allclose(plain, padded, atol=1e-12)
+    for layer in range(2):
+        assert torch.allclose(before[layer], made.runner.cache.key_cache(layer), atol=1e-12)
