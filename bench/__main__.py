@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32, help="decoded by each loop in a round")
     options = parser.parse_args(arguments)
     transformers.utils.logging.set_verbosity_error()
     path = None
@@ -66,7 +67,7 @@ def _measure(
     rounds, only = options.rounds, options.only
     fewest, most = threads == min(options.threads), threads == max(options.threads)
     if "decode" in only:
-        yield f"decode, {tag}", cases.decode(rivals, threads, rounds)
+        yield f"decode, {tag}", cases.decode(rivals, threads, rounds, options.tokens)
         yield f"machine, {tag}", cases.machine_rates([rivals.dtype])
     if "overhead" in only:
         yield f"overhead, {tag}", cases.overhead(rivals, 6 * rounds)
@@ -76,7 +77,10 @@ def _measure(
     if "context" in only and fewest and dtype == "fp32":
         yield f"context, {tag}", cases.against_context(rivals, 3 * rounds)
     if "engine" in only and most:
-        yield f"engine, {tag}", cases.engine(rivals, max(2, rounds // 2))
+        yield (
+            f"engine, {tag}",
+            cases.engine(rivals, max(2, rounds // 2), max(4, options.tokens // 2)),
+        )
 
 
 def _brief(value: dict[str, object]) -> str:
