@@ -165,4 +165,8 @@ def show_engine(record: Record) -> None:
             {"32 ragged requests": loop, "kvlab's engine = 1": f"{ratio:.2f}"}
             for loop, ratio in ragged["ratio_cpu"].items()
         ]
-        table(rows, f"Requests of different lengths together, {name}, processor time")
+        table(
+            rows,
+            f"Requests of different lengths together, {ragged['tokens_each']} tokens each, {name}, "
+            "processor time",
+        )
