@@ -64,3 +64,11 @@ def test_bad_input_is_one_line_and_status_2(arguments, word):
     assert run.returncode == 2 and run.stdout == ""
     assert word in run.stderr and "Traceback" not in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_a_closed_pipe_is_no_error():
+    run = subprocess.run(
+        f"{sys.executable} -m kvlab models | head -1", shell=True, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert run.stdout and run.stderr == ""
