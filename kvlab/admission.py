@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from kvlab.block_tables import BlockManager
@@ -17,14 +18,27 @@ def refuse_what_never_fits(
 ) -> None:
     """Raise NeverFits for a request that could not run to its end with everything to itself.
 
+    RequestError is for one whose settings mean nothing, or which has run already.
+
     Such a request would wait for ever, and under strict order everybody behind it too. With
     chunking off the whole text must fit one step: after a preemption, prompt and outputs are
     computed again in one piece.
     """
-    if request.max_new_tokens < 1:
+    outputs, priority = request.max_new_tokens, request.priority
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
         raise RequestError(
-            f"request {request.request_id!r}: max_new_tokens={request.max_new_tokens}, expected 1 "
-            f"or more"
+            f"request {request.request_id!r}: max_new_tokens={outputs!r}, expected a whole number, "
+            f"1 or more"
+        )
+    if not isinstance(priority, int | float) or math.isnan(priority):
+        raise RequestError(
+            f"request {request.request_id!r}: priority={priority!r}, expected a number (the "
+            f"smaller, the sooner)"
+        )
+    if request.finish_reason is not None:
+        raise RequestError(
+            f"request {request.request_id!r} has ended already ({request.finish_reason}); make a "
+            f"new Request from its tokens"
         )
     longest = request.max_computed_tokens
     one_step = None if config.enable_chunked_prefill else config.max_num_batched_tokens

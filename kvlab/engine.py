@@ -21,7 +21,7 @@ from kvlab.batch import build_batch
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.drafts import NgramProposer
-from kvlab.engine_inputs import check_tokens, one_for_each
+from kvlab.engine_inputs import check_fields, check_tokens, one_for_each
 from kvlab.engine_outputs import RequestOutput
 from kvlab.engine_runner import ModelRunner
 from kvlab.model import Decoder
@@ -106,8 +106,8 @@ class Engine:
         """
         prompt = list(prompt_token_ids)
         check_tokens(prompt, self.model.spec.vocab_size)
-        if request_id is None:
-            request_id = self._free_name()
+        check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt)
+        request_id = self._free_name() if request_id is None else request_id
         request = Request(
             request_id,
             prompt,

@@ -45,7 +45,7 @@ class Request(Sequence):
     num_recomputed_tokens  tokens computed a second time (or a third)
     num_resumed_tokens     tokens that a preempted request found again in the prefix cache
     num_draft_tokens, num_accepted_tokens   guesses verified, guesses that were right
-    num_skips         steps in which somebody behind this request was admitted before it
+    num_skips         requests that were admitted past this one while it was first in line
     head_delay        steps that this request spent first in the waiting line
     first_step, finish_step   steps of the first output and of the last
     """

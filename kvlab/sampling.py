@@ -70,7 +70,8 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
     Temperature first, then top-k, then top-p. Tokens that are cut have probability 0.
     """
-    scaled = logits.double() / params.temperature
+    # The largest becomes 0 first, so that no temperature, however small, makes it infinite.
+    scaled = (logits.double() - logits.max()) / params.temperature
     if 0 < params.top_k < scaled.numel():
         kth = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < kth, -math.inf)

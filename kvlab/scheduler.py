@@ -89,7 +89,9 @@ class Scheduler:
         sampled   request_id -> output ids (drafts.accept); an empty list samples nothing and
                   takes the step's last tokens back
         Returns the outputs that were kept. A request that was aborted meanwhile is passed over.
+        Raises RequestError or DraftError before anything is changed.
         """
+        self._check_outputs(schedule, sampled)
         kept: dict[str, list[int]] = {}
         for entry in schedule.scheduled:
             request = entry.request
@@ -98,8 +100,6 @@ class Scheduler:
             num_drafts, outputs = len(entry.draft_token_ids), []
             computed = entry.seq_len
             if entry.samples:
-                if entry.request_id not in sampled:
-                    raise RequestError(f"{entry.request_id!r} reached its last token: sample it")
                 outputs = request.accept_outputs(list(sampled[entry.request_id]), schedule.step)
                 computed = computed_after(entry.seq_len - 1 - num_drafts, num_drafts, len(outputs))
                 request.draft_token_ids = []
@@ -111,6 +111,21 @@ class Scheduler:
                 request.finish_step = schedule.step
                 self._leave(request, Status.FINISHED)
         return kept
+
+    def _check_outputs(self, schedule: Schedule, sampled: Mapping[str, Seq[int]]) -> None:
+        for entry in schedule.scheduled:
+            if entry.request.status != Status.RUNNING:
+                continue
+            if entry.request.num_computed_tokens != entry.start:
+                raise RequestError(
+                    f"{entry.request_id!r} has {entry.request.num_computed_tokens} computed, "
+                    f"step {schedule.step} began at {entry.start}: update with each step once"
+                )
+            if entry.samples and entry.request_id not in sampled:
+                raise RequestError(f"{entry.request_id!r} reached its last token: sample it")
+            if entry.samples:
+                num_drafts = len(entry.draft_token_ids)
+                computed_after(entry.start, num_drafts, len(sampled[entry.request_id]))
 
     # -- running requests ---------------------------------------------------------------
 

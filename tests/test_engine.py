@@ -330,3 +330,28 @@ def test_padding_rows_change_no_logits_and_no_slot():
     assert torch.allclose(plain, padded, atol=1e-12)
     for layer in range(2):
         assert torch.allclose(before[layer], made.runner.cache.key_cache(layer), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"request_id": 7},
+        {"request_id": ["x"]},
+        {"sampling": {"temperature": 1.0}},
+        {"adapter": object()},
+        {"cache_salt": b"x"},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": [5.0]},
+        {"max_new_tokens": None},
+        {"priority": "high"},
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_before_it_harms_a_step(fields):
+    engine = Engine(MODEL, num_blocks=12, block_size=4)
+    good = engine.add_request([1, 2, 3, 4, 5], max_new_tokens=3)
+    with pytest.raises(RequestError, match="expected"):
+        engine.add_request([1, 2, 3], **fields)
+    while engine.has_requests:
+        engine.step()
+    assert len(good.token_ids) == 3
+    assert_empty(engine.scheduler)

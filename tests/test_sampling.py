@@ -80,3 +80,9 @@ def test_drafts_are_verified_row_by_row_and_use_no_number_when_wrong():
 def test_parameters_that_mean_nothing_are_named(settings):
     with pytest.raises(SamplingError, match=next(iter(settings))):
         SamplingParams(**settings)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-200, 1e-310, 5e-324])
+def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
+    probs = distribution(LOGITS * 1e4, SamplingParams(temperature))
+    assert probs.tolist() == [0, 0, 1, 0]

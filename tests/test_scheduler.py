@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from scheduling import assert_empty, drain, make_scheduler, request, shares, step
 
+from kvlab.drafts import DraftError
 from kvlab.policy import SchedulerConfig, SchedulerConfigError
 from kvlab.request import DuplicateRequest, NeverFits, RequestError, Status, UnknownRequest
 from kvlab.schedule import Reason, StepPlan, clamp_new_tokens, num_new_tokens
@@ -497,3 +498,61 @@ def test_without_chunking_a_text_longer_than_a_step_is_refused_at_once():
     with pytest.raises(NeverFits, match="chunked prefill"):
         scheduler.add(request("b", 10, 8))
     drain(scheduler)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "error"),
+    [
+        ({"a": [1]}, RequestError),
+        ({"b": [1]}, RequestError),
+        ({"a": [1], "b": [1, 2]}, DraftError),
+        ({"a": [1, 2], "b": [1]}, DraftError),
+    ],
+)
+def test_sch_11_outputs_that_do_not_fit_the_step_change_nothing(sampled, error):
+    scheduler = make_scheduler()
+    pair = [request("a", 5), request("b", 6)]
+    for each in pair:
+        scheduler.add(each)
+    schedule = scheduler.schedule()
+    with pytest.raises(error):
+        scheduler.update(schedule, sampled)
+    assert [(r.num_computed_tokens, r.num_output_tokens) for r in pair] == [(0, 0), (0, 0)]
+    scheduler.update(schedule, {"a": [1], "b": [2]})
+    assert [(r.num_computed_tokens, r.num_output_tokens) for r in pair] == [(5, 1), (6, 1)]
+
+
+def test_sch_14_a_step_is_counted_once():
+    scheduler = make_scheduler()
+    scheduler.add(one := request("a", 5))
+    schedule = scheduler.schedule()
+    scheduler.update(schedule, {"a": [1]})
+    with pytest.raises(RequestError, match="update with each step once"):
+        scheduler.update(schedule, {"a": [1]})
+    assert (one.num_computed_tokens, one.output_token_ids) == (5, [1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"priority": None}, {"priority": "high"}, {"priority": float("nan")}]
+    + [{"outputs": value} for value in (None, "2", 2.5, True)],
+)
+def test_a_limit_or_priority_that_is_no_number_is_refused(fields):
+    scheduler = make_scheduler(order="priority")
+    scheduler.add(request("good", 5))
+    with pytest.raises(RequestError, match="expected a"):
+        scheduler.add(request("bad", 5, **fields))
+    assert list(scheduler.requests) == ["good"] and len(scheduler.waiting) == 1
+    drain(scheduler)
+    assert_empty(scheduler)
+
+
+def test_a_request_that_has_ended_does_not_come_back():
+    scheduler = make_scheduler()
+    scheduler.add(gone := request("a", 5))
+    scheduler.abort("a")
+    with pytest.raises(RequestError, match="ended already"):
+        scheduler.add(gone)
+    scheduler.add(again := request("a", 5, 3))
+    drain(scheduler)
+    assert again.num_output_tokens == 3 and again.finish_reason == "length"
