@@ -27,6 +27,7 @@ __all__ = [
     "UncachedAttention",
     "attention",
     "causal_mask",
+    "layer_windows",
 ]
 
 
@@ -80,11 +81,14 @@ def attention(
     batch, num_queries, num_heads, head_dim = query.shape
     num_kv_heads, num_keys = key.shape[1], key.shape[2]
     group = num_heads // num_kv_heads
-    if group * num_kv_heads != num_heads or num_queries > num_keys:
+    if group * num_kv_heads != num_heads or not 0 < num_queries <= num_keys:
         raise AttentionError(
             f"query {tuple(query.shape)} and key {tuple(key.shape)}: expected a number of query "
-            "heads that is a multiple of the KV heads, and no more queries than keys"
+            "heads that is a multiple of the KV heads, at least 1 query, and no more queries than "
+            "keys"
         )
+    if window is not None and window < 1:
+        raise AttentionError(f"window {window}: expected at least 1, the token itself")
     if num_queries == 1:
         # A window only cuts the front off what a single query sees; still no mask.
         if window is not None and num_keys > window:
@@ -107,12 +111,26 @@ def attention(
     return out.permute(0, 3, 1, 2, 4).reshape(batch, num_queries, num_heads, -1)
 
 
+def layer_windows(spec: ModelSpec) -> list[int | None]:
+    """Each layer's window, None where it sees everything.
+
+    A chunked layer is refused: it looks back to the start of its chunk, which is no window.
+    """
+    for index, layer in enumerate(spec.layers):
+        if layer.kind not in ("full", "sliding"):
+            raise AttentionError(
+                f"layer {index} is of kind {layer.kind!r}; expected full or sliding: other kinds "
+                "can be sized, but not run here"
+            )
+    return [layer.window for layer in spec.layers]
+
+
 class CachedAttention:
     """The `attend` of a decoder that keeps K and V: write, read back, attend."""
 
     def __init__(self, spec: ModelSpec, cache: KVCache) -> None:
         self.cache = cache
-        self.windows = [layer.window for layer in spec.layers]
+        self.windows = layer_windows(spec)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -127,7 +145,7 @@ class UncachedAttention:
     """The `attend` of a decoder that keeps nothing: K and V of this forward are all there is."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self.windows = [layer.window for layer in spec.layers]
+        self.windows = layer_windows(spec)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -22,6 +22,7 @@ from itertools import accumulate, pairwise
 
 from kvlab.errors import KvlabError
 from kvlab.schedule import Schedule
+from kvlab.slots import SlotOutOfRange, slot_of
 
 #: The block that padding points at: reserved by the pool, never given to a request.
 NULL_BLOCK = 0
@@ -90,17 +91,16 @@ def slots(
     block_tables: Sequence[Sequence[int]],
     block_size: int,
 ) -> list[int]:
-    """slot_mapping: block_table[position // block_size] * block_size + position % block_size."""
+    """slot_mapping: block_table[position // block_size] * block_size + position % block_size.
+
+    Raises BatchError for a position that its request's table does not cover.
+    """
     mapping: list[int] = []
     for position, request in zip(positions, req_indices, strict=True):
-        block, offset = divmod(position, block_size)
-        table = block_tables[request]
-        if block >= len(table):
-            raise BatchError(
-                f"row {len(mapping)}: position {position} lies in block {block} of its "
-                f"request, but its table has {len(table)} blocks; grow the table before the step"
-            )
-        mapping.append(table[block] * block_size + offset)
+        try:
+            mapping.append(slot_of(block_tables[request], block_size, position))
+        except SlotOutOfRange as error:
+            raise BatchError(f"row {len(mapping)}: {error}") from error
     return mapping
 
 

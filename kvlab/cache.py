@@ -100,15 +100,25 @@ class ContiguousKVCache:
             self._open(key.shape[1])
         slot = self._slots[layer]
         key, value = key.transpose(1, 2), value.transpose(1, 2)
-        if key.shape != slot.shape:
-            batch, heads, num_new, width = slot.shape
-            raise CacheError(
-                f"layer {layer} was given K of shape {tuple(key.transpose(1, 2).shape)}, expected "
-                f"[{batch}, {num_new}, {heads}, {width}] (batch, tokens, KV heads, head_dim). K "
-                "and V are stored per KV head: do not repeat them for the query heads."
-            )
+        value_slot = self._slots[layer - len(self.keys)]
+        if key.shape != slot.shape or value.shape != value_slot.shape:
+            for name, rows, room in (("K", key, slot), ("V", value, value_slot)):
+                self._require_shape(layer, name, rows, room.shape)
         slot.copy_(key)
-        self._slots[layer - len(self.keys)].copy_(value)
+        value_slot.copy_(value)
+
+    def _require_shape(
+        self, layer: int, name: str, rows: torch.Tensor, room: Sequence[int]
+    ) -> None:
+        """rows and room are [batch, num_kv_heads, tokens, head_dim]."""
+        if rows.shape == room:
+            return
+        batch, heads, num_new, width = room
+        raise CacheError(
+            f"layer {layer} was given {name} of shape {tuple(rows.transpose(1, 2).shape)}, "
+            f"expected [{batch}, {num_new}, {heads}, {width}] (batch, tokens, KV heads, head_dim). "
+            "K and V are stored per KV head: do not repeat them for the query heads."
+        )
 
     def _open(self, num_new: int) -> None:
         """The views of a forward of num_new tokens, made once for all layers."""

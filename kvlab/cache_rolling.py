@@ -74,12 +74,10 @@ class RollingKVCache(ContiguousKVCache):
             super().write(layer, key, value)  # or its named errors
             return
         stored = (self.keys[layer], self.values[layer])
-        if (key.shape[0], key.shape[2]) != (self.batch_size, stored[0].shape[1]):
-            raise CacheError(
-                f"layer {layer} was given K of shape {tuple(key.shape)}, expected "
-                f"[{self.batch_size}, t, {stored[0].shape[1]}, {stored[0].shape[3]}]"
-            )
         new = (key.transpose(1, 2), value.transpose(1, 2))
+        for name, rows, ring in zip("KV", new, stored, strict=True):
+            batch, heads, _, width = ring.shape
+            self._require_shape(layer, name, rows, (batch, heads, num_new, width))
         self._in_flight.pop(layer, None)
         if num_new > 1:
             old = self._columns(layer, max(0, self.length - window + 1), self.length)

@@ -48,6 +48,11 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             f"{spec.name!r} ({spec.model_type}) is not a dense Llama-shaped decoder; its cache "
             "can be sized, but this class cannot run it"
         )
+    if spec.rope_local is not None:
+        raise WeightError(
+            f"{spec.name!r} rotates its sliding layers by other settings than the rest; this class "
+            "rotates all layers alike and cannot run it"
+        )
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, d)}
     for layer in range(spec.num_layers):

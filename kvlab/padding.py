@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlab import positions as position_rules
+from kvlab.attention import layer_windows
 from kvlab.cache import ContiguousKVCache
 from kvlab.model import Decoder
 from kvlab.specs import ModelSpec
@@ -42,7 +43,7 @@ class PaddedAttention:
 
     def __init__(self, spec: ModelSpec, cache: ContiguousKVCache, mask: torch.Tensor) -> None:
         self.cache, self.mask = cache, mask
-        self.windows = [layer.window for layer in spec.layers]
+        self.windows = layer_windows(spec)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvlab.attention import AttentionError, attention
+from kvlab.attention import AttentionError, attention, layer_windows
 from kvlab.blocks import BlockOutOfRange
 from kvlab.paged_cache import PagedKVCache
 from kvlab.slots import SlotOutOfRange
@@ -83,7 +83,7 @@ class GatherPlan:
         decode: list[tuple[int, int, int]] = []  # row, sequence, first visible position
         for r, seq_len in enumerate(lens):
             num_queries = starts[r + 1] - starts[r]
-            if num_queries < 0 or (num_queries > seq_len and seq_len > 0):
+            if num_queries < 0 or seq_len < 0 or num_queries > seq_len > 0:
                 raise AttentionError(
                     f"sequence {r} has {num_queries} queries and {seq_len} tokens: the queries "
                     "are the last of the tokens"
@@ -117,7 +117,7 @@ class GatherPlan:
     def _slots(self, tables: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Slots of positions [R, S] through block tables [R, blocks]."""
         entries = torch.div(positions, self.block_size, rounding_mode="floor")
-        return tables.gather(1, entries) * self.block_size + positions % self.block_size
+        return tables.gather(1, entries).long() * self.block_size + positions % self.block_size
 
     def _group(
         self, group: list[tuple[int, int, int]], block_tables: torch.Tensor, lens: list[int]
@@ -131,7 +131,7 @@ class GatherPlan:
         visible = steps < widths
         # Past a sequence's end: its first visible position once more, which is written for sure.
         positions = ends - widths + torch.where(visible, steps, 0)
-        slots = self._slots(block_tables[sequences].long(), positions)
+        slots = self._slots(block_tables[sequences], positions)
         mask = None if bool(visible.all()) else visible[:, None, None]
         return DecodeGroup(torch.tensor([row for _, row, _ in group], device=device), slots, mask)
 
@@ -236,7 +236,7 @@ class PagedAttention:
     ) -> None:
         self.cache = cache
         self.slots = cache.check_slots(slot_mapping)
-        self.windows = [layer.window for layer in spec.layers]
+        self.windows = layer_windows(spec)
         self.plans = {
             window: GatherPlan(
                 block_tables,

@@ -8,6 +8,8 @@ Both must meet at the same place, so this function is the only one that does the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvlab.blocks import NULL_BLOCK, BlockError
 
 
@@ -15,7 +17,7 @@ class SlotOutOfRange(BlockError):
     """A position that the sequence's block table does not cover."""
 
 
-def slot_of(block_table: list[int], block_size: int, position: int) -> int:
+def slot_of(block_table: Sequence[int], block_size: int, position: int) -> int:
     """The slot of one position. Writer and reader both use this and nothing else.
 
     >>> slot_of([5, 2], 8, 9)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from small_models import tiny_spec
 
-from kvlab.attention import AttentionError, attention, causal_mask
+from kvlab.attention import (
+    AttentionError,
+    CachedAttention,
+    UncachedAttention,
+    attention,
+    causal_mask,
+)
 
 
 def by_hand(query, key, value, window=None):
@@ -108,5 +116,27 @@ def test_shapes_that_fit_no_group_are_named():
     with pytest.raises(AttentionError, match="multiple of the KV heads"):
         attention(query, key, value)
     query, key, value = random_qkv(num_queries=8, num_keys=7)
-    with pytest.raises(AttentionError, match="no more queries than keys"):
+    with pytest.raises(AttentionError, match="no more queries than"):
         attention(query, key, value)
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 5])
+def test_att_08_a_window_of_nothing_is_refused(num_queries):
+    query, key = torch.randn(1, num_queries, 4, 8), torch.randn(1, 2, 5, 8)
+    for window in (0, -1):
+        with pytest.raises(AttentionError, match="window"):
+            attention(query, key, key, window=window)
+
+
+def test_att_01_no_query_is_refused():
+    with pytest.raises(AttentionError, match="at least 1 query"):
+        attention(torch.randn(1, 0, 4, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
+
+
+def test_cfg_17_a_chunked_layer_is_not_run_as_a_sliding_one():
+    spec = tiny_spec(window=4)
+    chunked = replace(spec, layers=(replace(spec.layers[0], kind="chunked"),) * 3)
+    for make in (UncachedAttention, lambda spec: CachedAttention(spec, None)):
+        make(spec)
+        with pytest.raises(AttentionError, match="chunked"):
+            make(chunked)

@@ -123,8 +123,14 @@ def test_padding_is_for_decode_steps():
 
 
 def test_a_table_that_is_too_short_is_named():
-    with pytest.raises(BatchError, match="position 8 lies in block 2"):
+    with pytest.raises(BatchError, match="position 8 asked for, the table covers 0 to 7"):
         slots([8], [0], [[5, 2]], 4)
+
+
+@pytest.mark.parametrize(("position", "table"), [(-1, [5, 2]), (3, [0, 2]), (0, [])])
+def test_page_05_a_negative_position_or_a_freed_block_is_no_slot(position, table):
+    with pytest.raises(BatchError, match=f"position {position}"):
+        slots([position], [0], [table], 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=8))

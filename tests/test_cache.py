@@ -8,6 +8,7 @@ from small_models import tiny_spec
 
 from kvlab import costs
 from kvlab.cache import CacheError, CacheFull, ConcatenatedKVCache, ContiguousKVCache
+from kvlab.cache_rolling import RollingKVCache
 
 
 def rows(spec, num_tokens, start=0, batch=1):
@@ -133,3 +134,15 @@ def test_growing_by_concatenation_copies_what_the_closed_form_says(prompt, decod
     assert grown.nbytes == preallocated.nbytes
     for layer in range(spec.num_layers):
         assert torch.equal(grown.read(layer)[0], preallocated.read(layer)[0])
+
+
+@pytest.mark.parametrize("cache", [ContiguousKVCache, RollingKVCache])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 8), (1, 1, 2, 8), (1, 2, 2, 1), (1, 2, 2, 7)])
+@pytest.mark.parametrize("side", [0, 1])
+def test_att_04_k_and_v_of_another_shape_are_refused_and_not_stretched(cache, shape, side):
+    kept = cache(tiny_spec(window=4), 1, 10)
+    rows = [torch.ones(1, 2, 2, 8), torch.ones(1, 2, 2, 8)]
+    rows[side] = torch.ones(shape)
+    with pytest.raises(CacheError, match="expected"):
+        kept.write(0, *rows)
+    assert not kept.keys[0].any() and not kept.values[0].any() and kept.length == 0

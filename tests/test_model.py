@@ -238,3 +238,8 @@ def test_parameters_held_equal_the_formula():
     for spec in (tiny_spec(), tiny_spec(tie_word_embeddings=False)):
         held = sum(w.numel() for w in random_weights(spec).values())
         assert held == costs.resident_params(spec)
+
+
+def test_layers_that_rotate_differently_are_refused():
+    with pytest.raises(WeightError, match="rotates"):
+        Decoder.random(tiny_spec(rope_local=RopeSpec(1_000.0, 8)))

@@ -566,3 +566,11 @@ def test_a_rolling_cache_has_the_same_named_errors():
 
 def test_sequences_print_what_matters():
     assert repr(Sequence("a", [1, 2])) == ("Sequence('a', 0 of 2 tokens computed, blocks [])")
+
+
+@pytest.mark.parametrize("seq_len", [-1, -9])
+def test_page_07_a_negative_length_is_named(seq_len):
+    pool = torch.zeros(2, 4, 2, 8)
+    where = torch.tensor([[1]]), torch.tensor([seq_len]), torch.tensor([0, 1])
+    with pytest.raises(AttentionError, match=f"{seq_len} tokens"):
+        paged_attention(torch.zeros(1, 4, 8), pool, pool, *where)
