@@ -53,6 +53,7 @@ KOSMOS = {
 EXTRA_ALIASES: dict[str, dict[str, str]] = {
     "kosmos_2_text_model": KOSMOS,
     "kosmos_2_5_text_model": KOSMOS,
+    "gpt_neo": {"layer_types": "attention_layers"},
     "xglm": {"num_attention_heads": "attention_heads"},
     "trocr": {
         "num_hidden_layers": "decoder_layers",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvlab.config_fields import MOST_LAYERS, ConfigError, Fields, show
 from kvlab.config_files import language_model, load_config, model_types
-from kvlab.config_scope import refuse
+from kvlab.config_scope import refuse, refuse_unplaced
 from kvlab.layer_overrides import per_layer_widths
 from kvlab.layer_patterns import layer_kinds
 from kvlab.layer_widths import base_widths, layer_spec
@@ -44,6 +44,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     num_layers = _num_layers(fields)
     hidden = fields.count("hidden_size")
     kinds = layer_kinds(fields, num_layers)
+    refuse_unplaced(fields, kinds)
     kinds = _cross_attention(fields, kinds)
     base = base_widths(fields, hidden, no_attention=set(kinds) <= {"recurrent", "none"})
     widths = per_layer_widths(fields, base, kinds)

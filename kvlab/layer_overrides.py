@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvlab.config_fields import Fields, show
-from kvlab.layer_widths import Widths
+from kvlab.layer_widths import Widths, stated_kv_heads
 
 #: Keys that a per-layer override may change.
 WIDTH_KEYS = ("num_key_value_heads", "head_dim", "v_head_dim", "num_attention_heads")
@@ -25,9 +25,14 @@ def per_layer_widths(fields: Fields, base: Widths, kinds: list[str]) -> list[Wid
                 fields.note("mimo_v2_flash: sliding layers have twice the KV heads")
         elif kind.startswith("full") and "global_head_dim" in GLOBAL.get(fields.model_type, ()):
             widths[i] = _global(fields, base)
-    stated = fields.raw("num_key_value_heads")
+    stated = stated_kv_heads(fields)
     if isinstance(stated, list | tuple):
-        for i, count in enumerate(fields.items("num_key_value_heads", len(kinds)) or []):
+        if len(stated) != len(kinds):
+            raise fields.fail(
+                "num_key_value_heads",
+                f"has {len(stated)} entries; expected {len(kinds)}, one a layer; correct one",
+            )
+        for i, count in enumerate(stated):
             kv_heads = fields.check_count("num_key_value_heads", count) or 0
             widths[i] = replace(widths[i], kv_heads=kv_heads)
     _overrides(fields, widths)

@@ -42,7 +42,12 @@ NO_WINDOW = frozenset(words("cohere_compass_text laguna mellum step3p5 zaya mini
 #: attn_layer_offset where the file gives only the period.
 ATTENDS_AT = {"jamba": 4, "zamba": 4}
 NEEDS_A_LIST = frozenset(("nemotron_h",))
-ALL_RECURRENT = frozenset(words("mamba mamba2 falcon_mamba rwkv xlstm granitemoehybrid"))
+ALL_RECURRENT = frozenset(
+    words(
+        "mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7 xlstm granitemoehybrid retnet gla "
+        "delta_net gated_deltanet hgrn hgrn2"
+    )
+)
 
 
 def every_nth_full(n: int, other: str = "sliding", first: int | None = None) -> Callable:
@@ -94,6 +99,7 @@ IMPLIED: dict[str, Callable[[int, int], str]] = {
     "gemma2": every_nth_full(2),
     "vaultgemma": every_nth_full(2),
     "gpt_oss": every_nth_full(2),
+    "gpt_neo": every_nth_full(2, first=0),
     "gemma3_text": every_nth_full(6),
     "gemma3n_text": every_nth_full(5),
     "gemma4_text": _last_too(every_nth_full(6)),

@@ -91,9 +91,15 @@ def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
     return hidden // heads
 
 
+def stated_kv_heads(fields: Fields) -> object:
+    """The KV heads as the file gives them: one number, or a list with one entry a layer."""
+    listed = fields.items("num_key_value_heads_per_layer")
+    return fields.raw("num_key_value_heads") if listed is None else listed
+
+
 def _kv_heads(fields: Fields, heads: int | None) -> int:
     """KV heads, with the multi-query switches of older families."""
-    stated = fields.raw("num_key_value_heads")
+    stated = stated_kv_heads(fields)
     if isinstance(stated, list | tuple):  # one entry a layer: see per_layer_widths
         counts = [n for n in stated if fields.check_count("num_key_value_heads", n)]
         if not counts or len(counts) != len(stated):
@@ -120,7 +126,8 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
             return 1
         else:
             return _all_heads(fields, heads, "multi_query is false")
-    if multi_query or attention_type == "multiquery_attention":
+    old_switch = fields.raw("attention_head_type") == "multiquery"  # SantaCoder's first form
+    if multi_query or old_switch or attention_type == "multiquery_attention":
         if stated not in (None, 1):
             raise fields.fail(
                 "num_key_value_heads",

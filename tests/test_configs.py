@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlab import costs, kv_costs
-from kvlab.config_fields import ConfigError
+from kvlab.config_fields import ConfigError, words
 from kvlab.configs import find_model, model_names, preset, read_config
 from kvlab.kv_reports import kv_report
 
@@ -429,3 +429,58 @@ def test_files_that_are_no_config(tmp_path):
         find_model(tmp_path)
     with pytest.raises(ConfigError):
         find_model("no-such-model")
+
+
+def test_heads_of_each_layer_under_another_name():
+    """DeciLM's list of KV heads, one entry a layer."""
+    config = {**LLAMA, "model_type": "deci", "num_hidden_layers": 4,
+              "num_key_value_heads_per_layer": [4, 4, 2, 1]}  # fmt: skip
+    del config["num_key_value_heads"]
+    assert [layer.num_kv_heads for layer in read_config(config).layers] == [4, 4, 2, 1]
+    config["num_key_value_heads_per_layer"] = [4, 4]
+    assert refused(config).field == "num_key_value_heads"
+
+
+def test_gpt_neo_alternates():
+    """EleutherAI/gpt-neo-1.3B: every second layer looks 256 tokens back."""
+    config = {"model_type": "gpt_neo", "num_layers": 4, "hidden_size": 2048, "num_heads": 16,
+              "window_size": 256, "attention_types": [[["global", "local"], 2]]}  # fmt: skip
+    for more in ({}, {"attention_layers": ["global", "local"] * 2}):
+        layers = read_config({**config, **more}).layers
+        assert [layer.kind for layer in layers] == ["full", "sliding"] * 2
+        assert [layer.window for layer in layers] == [None, 256] * 2
+
+
+def test_santacoder_has_one_kv_head():
+    config = {"model_type": "gpt2", "n_layer": 24, "n_embd": 2048, "n_head": 16,
+              "attention_head_type": "multiquery"}  # fmt: skip
+    assert costs.kv_bytes_per_token(read_config(config)) == 24 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    words(
+        "dinov2 wav2vec2 hubert esm longformer eurobert siglip2_vision_model clip_text_model "
+        "tinybert whisper_encoder my_vision"
+    ),
+)
+def test_what_only_sees_or_hears_keeps_no_cache(model_type):
+    assert refused({**LLAMA, "model_type": model_type}).field == "model_type"
+    assert refused({"model_type": "clip", "text_config": LLAMA}).field == "model_type"
+
+
+@pytest.mark.parametrize("key", ["mamba_d_state", "mb_per_layer"])
+def test_an_unknown_hybrid_is_not_priced_as_attention(key):
+    """Phi-4-mini-flash, Hymba and PLaMo 2 place their Mamba layers by rules of their own."""
+    hybrid = {**LLAMA, "model_type": "phi4flash", key: 16}
+    assert refused(hybrid).field == "layer_types"
+    listed = {**hybrid, "layer_types": ["mamba", "full_attention"] * 16, "mamba_d_conv": 4,
+              "mamba_d_state": 16}  # fmt: skip
+    assert read_config(listed).layers[1].kind == "full"
+
+
+@pytest.mark.parametrize("model_type", ["rwkv6", "rwkv7", "retnet", "gla"])
+def test_newer_recurrent_models_keep_no_rows(model_type):
+    spec = read_config({**LLAMA, "model_type": model_type})
+    assert costs.kv_bytes_per_token(spec) == 0
+    assert any("not counted" in note for note in spec.notes)
