@@ -89,7 +89,11 @@ def apply_rope(
     # The two numbers of a pair lie along one axis of their own: [..., 2, half] or [..., half, 2].
     sizes, pair = cos.shape[-2:], -1 if interleaved else -2
     width = sizes[0] * sizes[1]
-    assert x.shape[-1] >= width, f"head_dim {x.shape[-1]} is below the {width} rotated dims"
+    if x.shape[-1] < width:
+        raise RopeError(
+            f"x has head_dim {x.shape[-1]}, cos and sin rotate {width}: expected rotary_dim to be "
+            "at most head_dim"
+        )
     turned = x if width == x.shape[-1] else x[..., :width]
     turned = turned.to(torch.promote_types(x.dtype, cos.dtype)).unflatten(-1, sizes)
     # Each times cos, plus its partner times sin, where the first's partner counts negative.
@@ -186,9 +190,17 @@ class RopeTable:
         self.sin = sin.to(device=self.device, dtype=self.dtype)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin [*positions.shape, rotary_dim / 2] of the given positions (integers >= 0)."""
+        """cos, sin [*positions.shape, rotary_dim / 2] of the given positions (integers >= 0).
+
+        Raises RopeError for a negative one: as an index it would quietly be the last row built.
+        """
         if positions.numel():
-            self.grow(int(positions.max()) + 1)
+            first, last = (int(end) for end in positions.aminmax())
+            if first < 0:
+                raise RopeError(
+                    f"position {first} given, expected 0 or more: an idle row has position 0"
+                )
+            self.grow(last + 1)
         return self.cos[positions], self.sin[positions]
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ def length_limit(rope: RopeSpec) -> int | None:
     """Longest total length that the first table serves; None where one table serves all."""
     params = dict(rope.params)
     if rope.rope_type == "longrope":
-        return int(_need(rope, params, "original_max_position_embeddings"))
+        return int(_positive(rope, params, "original_max_position_embeddings"))
     if rope.rope_type == "dynamic":
         return _dynamic_limit(rope, params)
     return None
@@ -69,6 +69,17 @@ def _need(rope: RopeSpec, params: Mapping[str, object], name: str) -> float:
     return value  # type: ignore[return-value]
 
 
+def _positive(rope: RopeSpec, params: Mapping[str, object], name: str) -> float:
+    """A setting that divides something: 0 would give infinite angles and no exception."""
+    value = _need(rope, params, name)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise RopeError(
+            f"rope_type {rope.rope_type!r}: {name} is {value!r}, expected a positive number"
+        )
+    return float(value)
+
+
 def _base(theta: float, dim: int) -> torch.Tensor:
     """theta^(-2i/dim) for i = 0..dim/2-1, float32 throughout as the checkpoints were trained."""
     return 1.0 / (theta ** (torch.arange(0, dim, 2).to(torch.float32) / dim))
@@ -79,7 +90,7 @@ def _default(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torc
 
 
 def _linear(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
-    return _base(rope.theta, rope.rotary_dim) / float(_need(rope, params, "factor")), 1.0
+    return _base(rope.theta, rope.rotary_dim) / _positive(rope, params, "factor"), 1.0
 
 
 def _proportional(
@@ -95,22 +106,32 @@ def _dynamic_limit(rope: RopeSpec, params: Mapping) -> int:
     name = "max_position_embeddings"
     if params.get(name) is None:
         name = "original_max_position_embeddings"
-    return int(_need(rope, params, name))
+    return int(_positive(rope, params, name))
 
 
 def _dynamic(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
-    factor, limit = float(_need(rope, params, "factor")), _dynamic_limit(rope, params)
+    factor, limit = _positive(rope, params, "factor"), _dynamic_limit(rope, params)
     length = max(seq_len or limit, limit)
     dim = rope.rotary_dim
+    if dim == 2:
+        raise RopeError(
+            "rope_type 'dynamic' with rotary_dim 2: its exponent is dim / (dim - 2), expected 4 or "
+            "more rotated dimensions"
+        )
     stretch = factor * length / limit - (factor - 1)
     return _base(rope.theta * stretch ** (dim / (dim - 2)), dim), 1.0
 
 
 def _llama3(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
-    factor = float(_need(rope, params, "factor"))
-    low = float(_need(rope, params, "low_freq_factor"))
-    high = float(_need(rope, params, "high_freq_factor"))
-    original = float(_need(rope, params, "original_max_position_embeddings"))
+    factor = _positive(rope, params, "factor")
+    low = _positive(rope, params, "low_freq_factor")
+    high = _positive(rope, params, "high_freq_factor")
+    original = _positive(rope, params, "original_max_position_embeddings")
+    if not low < high:
+        raise RopeError(
+            f"rope_type 'llama3': low_freq_factor is {low:g} and high_freq_factor {high:g}, "
+            "expected the first to be smaller: between them frequencies are blended"
+        )
     inv_freq = _base(rope.theta, rope.rotary_dim)
     turns = original * inv_freq / (2 * math.pi)  # full turns within the original context
     keep = (turns - low) / (high - low)  # above 1: kept; below 0: divided; between: blended
@@ -125,10 +146,13 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
 
 
 def _yarn(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
-    original = float(_need(rope, params, "original_max_position_embeddings"))
-    factor = params.get("factor")
-    if factor is None:
-        factor = float(_need(rope, params, "max_position_embeddings")) / original
+    original = _positive(rope, params, "original_max_position_embeddings")
+    if rope.theta <= 1:
+        raise RopeError(f"rope_type 'yarn' with rope_theta {rope.theta}: expected more than 1")
+    if params.get("factor") is None:
+        factor = _positive(rope, params, "max_position_embeddings") / original
+    else:
+        factor = _positive(rope, params, "factor")
     attention_factor = params.get("attention_factor")
     if attention_factor is None:
         mscale, mscale_all_dim = params.get("mscale"), params.get("mscale_all_dim")
@@ -156,7 +180,7 @@ def _yarn(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.T
 
 
 def _longrope(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
-    original = int(_need(rope, params, "original_max_position_embeddings"))
+    original = int(_positive(rope, params, "original_max_position_embeddings"))
     name = "long_factor" if seq_len and seq_len > original else "short_factor"
     divisors = torch.tensor(_need(rope, params, name), dtype=torch.float32)
     if divisors.shape != (rope.rotary_dim // 2,):
@@ -168,7 +192,7 @@ def _longrope(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[tor
     if attention_factor is None:
         factor = params.get("factor")
         if factor is None:
-            factor = float(_need(rope, params, "max_position_embeddings")) / original
+            factor = _positive(rope, params, "max_position_embeddings") / original
         attention_factor = (
             1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         )

@@ -282,3 +282,52 @@ def test_pos_11_yarn_attention_factor_multiplies_cos_and_sin(factor, right):
 def test_pos_11_yarn_mscale_variants(params, right):
     rope = spec("yarn", dim=64, factor=40.0, original_max_position_embeddings=4096, **params)
     assert rope_inv_freq(rope)[1] == pytest.approx(right)
+
+
+LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+ORIGINAL = {"original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("rule", "params", "named"),
+    [
+        ("linear", {"factor": 0}, "factor is 0"),
+        ("linear", {"factor": -2}, "factor is -2"),
+        ("linear", {"factor": "x"}, "factor is 'x'"),
+        ("dynamic", {"factor": 0, **ORIGINAL}, "factor is 0"),
+        ("dynamic", {"factor": 2, "max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ("yarn", {"factor": 0, **ORIGINAL}, "factor is 0"),
+        ("yarn", {"factor": 2, "original_max_position_embeddings": 0}, "embeddings is 0"),
+        ("llama3", {**LLAMA3, **ORIGINAL, "factor": 0}, "factor is 0"),
+        ("llama3", {**LLAMA3, **ORIGINAL, "low_freq_factor": 4}, "expected the first to be small"),
+        ("llama3", {**ORIGINAL, "factor": 8}, "needs 'low_freq_factor'"),
+        ("llama3", LLAMA3, "needs 'original_max_position_embeddings'"),
+    ],
+)
+def test_pos_07_a_setting_that_gives_no_finite_table_is_named(rule, params, named):
+    with pytest.raises(RopeError, match=named):
+        rope_inv_freq(RopeSpec(10_000.0, 8, rule, tuple(sorted(params.items()))))
+
+
+def test_pos_10_two_rotated_dimensions_have_no_dynamic_exponent():
+    params = (("factor", 2.0), ("max_position_embeddings", 16))
+    with pytest.raises(RopeError, match="4 or more"):
+        rope_inv_freq(RopeSpec(10_000.0, 2, "dynamic", params), 20)
+
+
+def test_pos_11_yarn_needs_a_base_above_one():
+    params = (("factor", 2.0), ("original_max_position_embeddings", 64))
+    with pytest.raises(RopeError, match="more than 1"):
+        rope_inv_freq(RopeSpec(1.0, 8, "yarn", params))
+
+
+def test_pos_01_a_negative_position_is_no_row_of_the_table():
+    table = RopeTable(RopeSpec(10_000.0, 8))
+    table.grow(10)
+    with pytest.raises(RopeError, match="position -1"):
+        table.rows(torch.tensor([3, -1]))
+
+
+def test_pos_10_more_rotated_dimensions_than_the_head_has_are_named():
+    with pytest.raises(RopeError, match="at most head_dim"):
+        apply_rope(torch.zeros(1, 1, 4), *rope_tables(RopeSpec(10_000.0, 8), 1))
