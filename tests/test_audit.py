@@ -104,6 +104,71 @@ def test_a_block_size_in_the_log_is_used():
     assert report["agrees"]
 
 
+def test_ranks_that_differ_a_little_are_one_engine():
+    """Each rank prints its own figures; the engine takes the least of them for all."""
+    rate = 131_072 // 2 * 16
+    least, more = int(60.25 * GIB) // rate * 16, int(60.31 * GIB) // rate * 16
+    lines = [
+        "(EngineCore_0 pid=1) INFO config: dtype=torch.bfloat16, tensor_parallel_size=2",
+        "(VllmWorker TP1 pid=3) INFO Available KV cache memory: 60.31 GiB",
+        "(VllmWorker TP0 pid=2) INFO Available KV cache memory: 60.25 GiB",
+        *(f"(EngineCore_0 pid=1) INFO GPU KV cache size: {n:,} tokens" for n in (more, least)),
+    ]
+    report = audit(LLAMA, "\n".join(lines))
+    assert report["agrees"] and report["tensor_parallel"] == 2
+    assert report["checks"][0]["reported"] == least
+    with pytest.raises(LogError, match="several values"):
+        audit(LLAMA, "\n".join(lines).replace("60.31", "30.31"))
+
+
+@pytest.mark.parametrize("device", ["# GPU", "# cuda", "# rocm"])
+def test_blocks_of_any_device(device):
+    text = f"{device} blocks: 1952, # CPU blocks: 2048\nreserved for KV Cache is 3.81GiB"
+    assert audit(LLAMA, text)["agrees"]
+
+
+def test_settings_of_a_command_line():
+    text = vllm_log(
+        30 * GIB // (131_072 // 4 * 16) * 16, "30.00",
+        more="vllm serve x --tensor-parallel-size 2 --kv-cache-dtype fp8",
+    )  # fmt: skip
+    report = audit(LLAMA, text)
+    assert report["agrees"]
+    assert (report["tensor_parallel"], report["kv_dtype"]) == (2, "fp8")
+
+
+@pytest.mark.parametrize("tp", [0, -1, 3])
+def test_ranks_that_cannot_be_are_refused(tp):
+    with pytest.raises(KvlabError, match="tensor parallel"):
+        audit(LLAMA, vllm_log(160, "0.02"), tensor_parallel=tp)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_sglang_windows_have_a_pool_of_their_own(factor):
+    """gpt-oss-20b: 12 windowed layers and 12 full ones, 1,024 bytes of K a token and layer."""
+
+    def line(tokens: int, times: int) -> str:
+        size = tokens * 12 * 1024 * times / GIB
+        return f"KV Cache is allocated. #tokens: {tokens}, K size: {size:.2f} GB, V size: {size:.2f} GB"
+
+    text = f"{line(60_000, 1)}\n{line(120_000, factor)}\nmax_total_num_tokens=120000"
+    report = audit(preset("gpt-oss-20b"), f"{text}\n{text}")
+    assert report["agrees"] is (factor == 1)
+    assert len(report["checks"]) == 5
+    with pytest.raises(AuditError, match="one kind of layer"):
+        audit(LLAMA, text)
+
+
+def test_bytes_where_none_are_predicted():
+    """llama.cpp once kept a second copy of the latent row as V."""
+    text = (
+        "size = 9 MiB (4096 cells, 61 layers, 1/1 seqs), K (f16): 274.50 MiB, V (f16): 244.00 MiB"
+    )
+    checks = audit(preset("deepseek-v3"), text)["checks"]
+    assert [c["agrees"] for c in checks] == [True, False]
+    assert "second copy" in checks[1]["why"]
+
+
 def test_mla_pool_of_two_ranks_is_not_split():
     """The figures of a published SGLang log: 383,872 tokens, 19.36 GB on each of two ranks."""
     spec = read_config(

@@ -33,7 +33,7 @@ def audit(
     wrong model. Raises LogError, AuditError or ConfigError where nothing can be compared.
     """
     log = read_log(log_text)
-    tp = tensor_parallel or log.tensor_parallel or 1
+    tp = (log.tensor_parallel or 1) if tensor_parallel is None else tensor_parallel
     storage = storage_format(kv_dtype or log.kv_dtype or "bf16")
     if log.engine == "vLLM":
         checks = vllm_checks(spec, log, tp, storage)

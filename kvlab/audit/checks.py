@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -38,6 +39,11 @@ def check(
 
 def no_cause(ratio: float) -> str:
     """What to say where nothing usual explains a figure that is `ratio` times the predicted one."""
+    if ratio == math.inf:
+        return (
+            "no usual cause fits: nothing of this kind is predicted. Is it the right config, and "
+            "does the engine keep a second copy?"
+        )
     return (
         f"no usual cause fits: the log's figure is {ratio:.3f} times the predicted one. Is it the "
         "right config, and does the pool hold something else beside K and V?"

@@ -1,8 +1,9 @@
 """An inference engine's start-up log -> the few figures that say how large its KV cache is.
 
 Formats, each from the engine's public sources or issue threads:
-    vLLM       "# GPU blocks: N" (up to 0.7), two lines "GPU KV cache size: N tokens" and "Maximum
-               concurrency for M tokens per request: Cx" (pull 13596), both in one (issue 54662)
+    vLLM       "# GPU blocks: N" or "# cuda blocks: N" (up to 0.7), two lines "GPU KV cache size: N
+               tokens" and "Maximum concurrency for M tokens per request: Cx" (pull 13596), both in
+               one (issue 54662)
     SGLang     "KV Cache is allocated. #tokens: N, K size: X GB, V size: Y GB" or "KV size: X GB"
                (its GB is 2^30 bytes), "max_total_num_tokens=N"
     llama.cpp  "KV self size = X MiB, K (f16): ..." and "size = X MiB (N cells, L layers, S seqs), K
@@ -14,7 +15,7 @@ Text is searched, never run. Standard library only: the same code runs in the re
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvlab.errors import KvlabError
 
@@ -46,6 +47,14 @@ class Store:
     value_type: str
 
 
+@dataclass(frozen=True)
+class Pool:
+    """One pool that SGLang allocates: so many tokens, and their K and V, apart or together."""
+
+    tokens: Figure
+    parts: tuple[tuple[str, Figure], ...]  # ("K", bytes), ("V", bytes) or ("KV", bytes)
+
+
 @dataclass
 class EngineLog:
     """What a log says. A figure that does not stand there is None."""
@@ -56,9 +65,7 @@ class EngineLog:
     blocks: Figure | None = None
     concurrency: Figure | None = None
     max_model_len: int | None = None
-    key_bytes: Figure | None = None
-    value_bytes: Figure | None = None
-    kv_bytes: Figure | None = None  # K and V together, where they are not told apart
+    pools: list[Pool] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     block_size: int | None = None
     page_size: int | None = None
@@ -98,11 +105,20 @@ def _figure(match: re.Match | None, size_group: int | None = None, group: int = 
     return Figure(value * scale, rounding * scale, line[:300])
 
 
+#: What shows that several ranks of one engine wrote the log.
+_RANKS = re.compile(
+    r"\b(?:TP|DP|PP)[0-9]|\b\w*Worker\w*\b|\brank[ =:_]?[0-9]"
+    r"|tensor[_-]parallel[_-]size['\"]?\s*[=: ]\s*(?:[2-9]|[1-9][0-9])"
+)
+
+
 def _find(pattern: str, text: str, size_group: int | None = None, group: int = 1) -> Figure | None:
-    """The figure of the first match. Ranks repeat a line; they must all say the same."""
+    """The figure of the first match. Ranks repeat a line with almost the same figure."""
     matches = list(re.finditer(pattern, text))
     figures = [_figure(m, size_group, group) for m in matches]
     different = {f.value for f in figures if f}
+    if len(different) > 1 and _RANKS.search(text) and max(different) <= 1.1 * min(different):
+        return min((f for f in figures if f), key=lambda f: f.value)  # the engine uses the least
     if len(different) > 1:
         shown = ", ".join(f"{v:,.10g}" for v in sorted(different))
         raise LogError(
@@ -113,7 +129,7 @@ def _find(pattern: str, text: str, size_group: int | None = None, group: int = 1
 
 
 def _setting(names: str, values: str, text: str) -> str | None:
-    match = re.search(rf"\b(?:{names})['\"]?\s*[=:]\s*['\"]?({values})", text)
+    match = re.search(rf"(?:\b(?:{names})['\"]?\s*[=:]\s*|--(?:{names})\s+)['\"]?({values})", text)
     return match.group(1) if match else None
 
 
@@ -141,27 +157,44 @@ def _vllm(text: str) -> EngineLog:
         or _find(rf"\bkv_cache_size={_NUMBER}{_GB}", text, 2)
         or _find(rf"reserved for KV Cache is {_NUMBER}{_GB}", text, 2),
         tokens=_find(rf"GPU KV cache size: {_NUMBER} tokens", text),
-        blocks=_find(rf"#? ?GPU blocks: {_NUMBER}", text),
+        blocks=_find(rf"(?:#? ?GPU|# (?:cuda|rocm|hip|xpu|hpu|tpu)) blocks: {_NUMBER}", text),
         concurrency=_find(concurrency, text, group=2),
         max_model_len=int(longest.value) if longest else None,
         block_size=_whole("block_size|block-size", text),
-        tensor_parallel=_whole("tensor_parallel_size|tensor-parallel-size", text),
+        tensor_parallel=_whole("tensor_parallel_size|tensor-parallel-size|tp", text),
         kv_dtype=_dtype(text),
     )
 
 
+_POOL = re.compile(rf"KV Cache is allocated\.[^\n]*?#tokens: {_NUMBER}[^\n]*")
+_PART = re.compile(rf"\b(KV|K|V) size: {_NUMBER}{_GB}")
+
+
+def _pools(text: str) -> list[Pool]:
+    """The pools of one rank: ranks repeat a line, and a model with windows has two."""
+    pools: dict[tuple, Pool] = {}
+    for line in _POOL.finditer(text):
+        parts = tuple(
+            (m[1], replace(_figure(m, 3, 2), line=line[0][:300])) for m in _PART.finditer(line[0])
+        )
+        tokens = _figure(line)
+        pools.setdefault((tokens.value, *((n, f.value) for n, f in parts)), Pool(tokens, parts))
+    if len(pools) > 2:
+        raise LogError(
+            f"the log gives {len(pools)} different pools in lines like 'KV Cache is allocated.': "
+            "give the start of one engine on one rank"
+        )
+    return list(pools.values())
+
+
 def _sglang(text: str) -> EngineLog:
-    tokens = rf"KV Cache is allocated\.[^\n]*?#tokens: {_NUMBER}"
     return EngineLog(
         engine="SGLang",
-        tokens=_find(tokens, text),
-        key_bytes=_find(rf"KV Cache is allocated\.[^\n]*?\bK size: {_NUMBER}{_GB}", text, 2),
-        value_bytes=_find(rf"KV Cache is allocated\.[^\n]*?\bV size: {_NUMBER}{_GB}", text, 2),
-        kv_bytes=_find(rf"KV Cache is allocated\.[^\n]*?\bKV size: {_NUMBER}{_GB}", text, 2),
+        pools=_pools(text),
         total_tokens=_find(rf"max_total_num_tokens={_NUMBER}", text),
         max_model_len=_whole("context_len", text),
-        page_size=_whole("page_size", text),
-        tensor_parallel=_whole("tp_size", text),
+        page_size=_whole("page_size|page-size", text),
+        tensor_parallel=_whole("tp_size|tp-size|tp", text),
         kv_dtype=_dtype(text),
     )
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from kvlab import costs, kv_costs
 from kvlab.audit.checks import AuditError, check, explain
-from kvlab.audit.logs import EngineLog, Figure, Store
+from kvlab.audit.logs import EngineLog, Pool, Store
 from kvlab.kv_formats import StorageFormat, storage_format
 from kvlab.specs import ModelSpec
+
+
+def _ratio(reported: float, predicted: float) -> float:
+    return reported / predicted if predicted else inf
 
 
 def _rates(spec: ModelSpec, bytes_per_element) -> tuple:
@@ -21,43 +26,61 @@ def _rates(spec: ModelSpec, bytes_per_element) -> tuple:
     return keys, values
 
 
+def _holds(spec: ModelSpec, pool: Pool, part: str, page: int, element) -> bool:
+    """Do the pool's tokens, with a page for padding, take the bytes that one of its parts has?"""
+    keys, values = _rates(spec, element)
+    rate, tokens = {"K": keys, "V": values, "KV": keys + values}[part], pool.tokens.value
+    figure = dict(pool.parts)[part]
+    least, most = tokens * rate - figure.rounding, (tokens + page) * rate + figure.rounding
+    return least <= figure.value <= most
+
+
+def _parts_of(spec: ModelSpec, pools: list[Pool], fits) -> list[ModelSpec]:
+    """The layers that each pool serves: all of them, or one pool for windows and one for others."""
+    if len(pools) == 1:
+        return [spec]
+    windowed = replace(spec, layers=tuple(x for x in spec.layers if x.window is not None))
+    others = replace(spec, layers=tuple(x for x in spec.layers if x.window is None))
+    if not windowed.layers or not others.layers:
+        raise AuditError(
+            f"the log has two pools, and {spec.name} has one kind of layer: is it the right "
+            "config, and the log of one engine?"
+        )
+    orders = ([windowed, others], [others, windowed])
+    return max(orders, key=lambda order: sum(map(fits, order, pools)))
+
+
 def sglang_checks(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
-    if log.tokens is None:
+    if not log.pools:
         raise AuditError("the log's 'KV Cache is allocated' line has no '#tokens: N'")
-    tokens, page = int(log.tokens.value), log.page_size or 1
-    checks = []
+    page, width, checks = log.page_size or 1, storage.bytes_per_element, []
 
-    def one(name: str, figure: Figure, part: str) -> None:
-        def need(model: ModelSpec, element) -> float:
-            keys, values = _rates(model, element)
-            return {"K": keys, "V": values, "KV": keys + values}[part]
+    def fits(part_of: ModelSpec, pool: Pool) -> int:
+        rank = kv_costs.per_rank(part_of, tp)
+        return sum(_holds(rank, pool, part, page, width) for part, _ in pool.parts)
 
-        def agrees(model: ModelSpec, element) -> bool:
-            rate = need(model, element)
-            rows = (tokens, tokens + page)  # the pool keeps a page for padding
-            return (
-                rows[0] * rate - figure.rounding <= figure.value <= rows[1] * rate + figure.rounding
-            )
+    for part_of, pool in zip(_parts_of(spec, log.pools, fits), log.pools, strict=True):
+        which = f" ({len(part_of.layers)} layers)" if len(log.pools) > 1 else ""
+        for part, figure in pool.parts:
 
-        rank, width = kv_costs.per_rank(spec, tp), storage.bytes_per_element
-        predicted, right = float(tokens * need(rank, width)), agrees(rank, width)
-        checks.append(
-            check(
-                name, predicted, figure.value, right, unit="bytes", independent=True, figure=figure,
-                why="tokens x bytes per token, plus one page for padding; the log's GB are GiB"
-                if right
-                else explain(agrees, spec, tp, storage, figure.value / (predicted or 1)),
-            )
-        )  # fmt: skip
+            def agrees(model: ModelSpec, element, pool=pool, part=part) -> bool:
+                return _holds(model, pool, part, page, element)
 
-    for name, figure, part in (
-        ("K bytes from tokens", log.key_bytes, "K"),
-        ("V bytes from tokens", log.value_bytes, "V"),
-        ("KV bytes from tokens", log.kv_bytes, "KV"),
-    ):
-        if figure is not None:
-            one(name, figure, part)
+            rank = kv_costs.per_rank(part_of, tp)
+            keys, values = _rates(rank, width)
+            rate = {"K": keys, "V": values, "KV": keys + values}[part]
+            predicted, right = float(int(pool.tokens.value) * rate), agrees(rank, width)
+            checks.append(
+                check(
+                    f"{part} bytes from tokens{which}", predicted, figure.value, right,
+                    unit="bytes", independent=True, figure=figure,
+                    why="tokens x bytes per token, plus one page for padding; the log's GB are GiB"
+                    if right
+                    else explain(agrees, part_of, tp, storage, _ratio(figure.value, predicted)),
+                )
+            )  # fmt: skip
     if log.total_tokens is not None:
+        tokens = max(int(pool.tokens.value) for pool in log.pools)
         checks.append(
             check(
                 "tokens, said twice", tokens, log.total_tokens.value,
@@ -108,7 +131,7 @@ def llama_cpp_checks(spec: ModelSpec, log: EngineLog) -> list[dict]:
                     why=f"{store.cells:,} cells x {len(part.layers)} layers, as {storage.name}"
                     if right
                     else explain(
-                        agrees, part, 1, storage, figure.value / (predicted or 1)
+                        agrees, part, 1, storage, _ratio(figure.value, predicted)
                     ),
                 )
             )  # fmt: skip
