@@ -26,6 +26,7 @@ WRAPPERS = (
     "text_config",
     "thinker_config",
     "llm_config",
+    "vlm_config",
     "language_config",
     "language_model_config",
     "text_model_config",

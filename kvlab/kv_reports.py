@@ -101,6 +101,7 @@ def kv_report(
     stored, storage = stored_model(spec, kv_dtype, tp, layout, mtp)
     width = storage.bytes_per_element
     fixed = kv_costs.fixed_bytes_per_sequence(stored, width)
+    naive = kv_costs.bytes_per_token_from_query_heads(spec, width)  # of all ranks together
     padded = kv_costs.paged_kv_bytes(kv_costs.padded_to_full(stored), tokens, block_size, width)
     report = {
         "model": spec.name,
@@ -118,9 +119,7 @@ def kv_report(
         "kv_bytes": batch * costs.kv_bytes(stored, tokens, width),
         "kv_bytes_in_pages": batch * kv_costs.paged_kv_bytes(stored, tokens, block_size, width),
         "kv_bytes_if_padded_to_full": batch * padded,
-        "kv_bytes_per_token_if_sized_from_query_heads": (
-            kv_costs.bytes_per_token_from_query_heads(spec, width)
-        ),
+        "kv_bytes_per_token_if_sized_from_query_heads": naive and Fraction(naive) / tp,
         "kv_bytes_per_token_if_expanded": costs.kv_bytes_per_token(
             kv_costs.per_rank(kv_costs.expanded(spec), tp), width
         ),

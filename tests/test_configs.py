@@ -179,6 +179,7 @@ def test_cfg_06_nested_text_config(inner):
     assert growing({"thinker_config": {"text_config": inner}}) == 65_536
     assert growing({**vision, "text_config": inner}) == 65_536
     assert growing({"llm_config": inner}) == growing({"language_config": inner}) == 65_536
+    assert growing({"vlm_config": {**vision, "text_config": inner}}) == 65_536
     assert refused({"model_type": "qwen3_5", "vision_config": vision}).field == "num_hidden_layers"
     empty = refused({**vision, "text_config": {"model_type": "llama"}})
     assert empty.field == "text_config.num_hidden_layers"

@@ -116,6 +116,8 @@ def test_tensor_parallel_ranks():
     spec = preset("llama-3-8b")
     assert kv_report(spec, tp=4)["kv_bytes_per_token_growing"] == 131_072 // 4
     assert kv_report(spec, tp=32)["kv_bytes_per_token_growing"] == 131_072 // 8
+    naive = "kv_bytes_per_token_if_sized_from_query_heads"  # of one rank, like the rest
+    assert kv_report(spec, tp=4)[naive] == 524_288 // 4
     latent = kv_report(preset("deepseek-v3"), tp=8)
     assert latent["kv_bytes_per_token_growing"] == 70_272  # every rank keeps the whole row
     written_out = kv_report(preset("deepseek-v3"), tp=8, layout="expanded")
