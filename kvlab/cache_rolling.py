@@ -49,7 +49,8 @@ class RollingKVCache(ContiguousKVCache):
         if max_len < 1:
             raise CacheError(f"max_len {max_len} must be at least 1")
         self.windows = [layer.window for layer in spec.layers]
-        self.highest = 0  # tokens ever written since the last rollback or reset
+        self.highest = 0  # tokens ever counted since the last reset
+        self._written = [0] * len(self.windows)  # of each ring, also by a forward never closed
         for layer, window in enumerate(self.windows):
             columns = max_len if window is None else min(max_len, window + rollback)
             for tensors in (self.keys, self.values):
@@ -67,7 +68,10 @@ class RollingKVCache(ContiguousKVCache):
         return torch.arange(start, stop, device=self.keys[layer].device) % size
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store K and V [batch, t, num_kv_heads, head_dim] of t new tokens of one layer."""
+        """Store K and V [batch, t, num_kv_heads, head_dim] of t new tokens of one layer.
+
+        Raises CacheFull, CacheError, or RollbackTooFar after a forward that broke off.
+        """
         window = self.windows[layer]
         num_new = key.shape[1]
         if window is None or self.length + num_new > self.max_len:
@@ -78,6 +82,13 @@ class RollingKVCache(ContiguousKVCache):
         for name, rows, ring in zip("KV", new, stored, strict=True):
             batch, heads, _, width = ring.shape
             self._require_shape(layer, name, rows, (batch, heads, num_new, width))
+        oldest = max(0, self._written[layer] - stored[0].shape[2])
+        if max(0, self.length - window + 1) < min(oldest, self.length):
+            raise RollbackTooFar(
+                f"layer {layer} was written up to position {self._written[layer] - 1} by a forward "
+                f"that was never closed, over keys which position {self.length} needs: reset() "
+                "and compute the prefix again"
+            )
         self._in_flight.pop(layer, None)
         if num_new > 1:
             old = self._columns(layer, max(0, self.length - window + 1), self.length)
@@ -91,6 +102,7 @@ class RollingKVCache(ContiguousKVCache):
         columns = self._columns(layer, start, stop)
         for ring, rows in zip(stored, new, strict=True):
             ring.index_copy_(2, columns, rows[:, :, start - self.length :].to(ring.dtype))
+        self._written[layer] = max(self._written[layer], stop)
         if num_new != self._opened:
             self._open(num_new)
 
@@ -140,14 +152,15 @@ class RollingKVCache(ContiguousKVCache):
         for layer, window in enumerate(self.windows):
             if window is None or length <= 0 or length >= self.length:
                 continue
-            oldest = max(0, self.highest - self.keys[layer].shape[2])
+            highest = max(self.highest, self._written[layer])
+            oldest = max(0, highest - self.keys[layer].shape[2])
             if max(0, length - window + 1) < min(oldest, length):
                 raise RollbackTooFar(
                     f"cannot go back from {self.length} to {length} tokens: layer {layer} has "
                     f"window {window} and kept positions {oldest} and later. Allow for it with "
-                    f"rollback={self.highest - length - 1} or more, or compute the prefix again"
+                    f"rollback={highest - length - 1} or more, or compute the prefix again"
                 )
         super().truncate_to(length)
         self._in_flight = {}
         if length <= 0:
-            self.highest = 0
+            self.highest, self._written = 0, [0] * len(self.windows)

@@ -8,7 +8,7 @@ from small_models import tiny_spec
 
 from kvlab import costs
 from kvlab.cache import CacheError, CacheFull, ConcatenatedKVCache, ContiguousKVCache
-from kvlab.cache_rolling import RollingKVCache
+from kvlab.cache_rolling import RollbackTooFar, RollingKVCache
 
 
 def rows(spec, num_tokens, start=0, batch=1):
@@ -146,3 +146,20 @@ def test_att_04_k_and_v_of_another_shape_are_refused_and_not_stretched(cache, sh
     with pytest.raises(CacheError, match="expected"):
         kept.write(0, *rows)
     assert not kept.keys[0].any() and not kept.values[0].any() and kept.length == 0
+
+
+def test_att_09_a_forward_that_broke_off_is_not_repeated_over_lost_keys():
+    cache = RollingKVCache(tiny_spec(window=4), 1, 40)
+    for layer in range(3):
+        cache.write(layer, torch.ones(1, 6, 2, 8), torch.ones(1, 6, 2, 8))
+    cache.advance(6)
+    one, chunk = torch.ones(1, 1, 2, 8), torch.ones(1, 3, 2, 8)
+    cache.write(0, one, one)
+    cache.write(0, one, one)  # the token once more: it only replaced what had left the window
+    cache.write(0, chunk, chunk)
+    with pytest.raises(RollbackTooFar, match="never closed"):
+        cache.write(0, chunk, chunk)
+    cache.write(1, chunk, chunk)  # this layer had not been reached
+    cache.reset()
+    cache.write(0, chunk, chunk)
+    assert cache.read(0)[0].shape[2] == 3
