@@ -63,6 +63,7 @@ FORMATS: dict[str, StorageFormat] = {
 OTHER_NAMES = {
     "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+    "fp8_inc": "fp8",
 }  # fmt: skip
 
 

@@ -127,6 +127,14 @@ def test_blocks_of_any_device(device):
     assert audit(LLAMA, text)["agrees"]
 
 
+def test_a_pipeline_stage_holds_a_share_of_the_layers():
+    text = vllm_log(163_840, "10.00", more="pipeline_parallel_size=2, kv_cache_dtype=auto")
+    report = audit(LLAMA, text)
+    assert report["agrees"] and any("16 of the layers" in note for note in report["notes"])
+    assert not audit(LLAMA, text.replace("size=2", "size=1"))["agrees"]
+    assert audit(LLAMA, text.replace("size=2", "size=1").replace("auto", "fp8_inc"))["agrees"]
+
+
 def test_settings_of_a_command_line():
     text = vllm_log(
         30 * GIB // (131_072 // 4 * 16) * 16, "30.00",

@@ -7,6 +7,8 @@ does the model's shape enter. Each check says which kind it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvlab import costs, kv_costs
 from kvlab.audit.checks import AuditError
 from kvlab.audit.logs import LogError, read_log
@@ -35,6 +37,11 @@ def audit(
     log = read_log(log_text)
     tp = (log.tensor_parallel or 1) if tensor_parallel is None else tensor_parallel
     storage = storage_format(kv_dtype or log.kv_dtype or "bf16")
+    notes, stages = list(spec.notes), log.pipeline_parallel or 1
+    if stages > 1:
+        held = -(-len(spec.layers) // stages)
+        notes.append(f"a pipeline stage of {stages} holds at most {held} of the layers")
+        spec = replace(spec, layers=spec.layers[:held])
     if log.engine == "vLLM":
         checks = vllm_checks(spec, log, tp, storage)
     elif log.engine == "SGLang":
@@ -58,7 +65,7 @@ def audit(
         "checks": checks,
         "independent": independent,
         "agrees": all(check["agrees"] for check in checks),
-        "notes": list(spec.notes)
+        "notes": notes
         + ([] if independent else ["No figure of this log depends on the model's shape."]),
     }
 

@@ -70,6 +70,7 @@ class EngineLog:
     block_size: int | None = None
     page_size: int | None = None
     tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     kv_dtype: str | None = None
     total_tokens: Figure | None = None  # a second line that repeats the token count
 
@@ -240,11 +241,12 @@ def read_log(text: str) -> EngineLog:
             f"the log has {len(text):,} characters, at most {MAX_LOG_CHARACTERS:,} are read: give "
             "the start-up part alone"
         )
+    stages = _whole("pipeline_parallel_size|pipeline-parallel-size|pp_size|pp-size", text)
     if "KV Cache is allocated" in text:
-        return _sglang(text)
+        return replace(_sglang(text), pipeline_parallel=stages)
     if _CELLS.search(text) or _SELF.search(text):
         return _llama_cpp(text)
-    log = _vllm(text)
+    log = replace(_vllm(text), pipeline_parallel=stages)
     if log.tokens is None and log.blocks is None:
         raise LogError(
             "no line about a KV cache was found: expected vLLM's 'GPU KV cache size: N tokens' or "
