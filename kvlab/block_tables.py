@@ -74,8 +74,6 @@ class BlockManager:
         """
         if seq.block_table or seq.num_computed_tokens:
             raise SequenceError(f"{seq!r} has started already: use grow()")
-        if self.sequences.get(seq.request_id, seq) is not seq:
-            raise SequenceError(f"another request is called {seq.request_id!r}: names are unique")
         current = self.match_prefix(seq)
         if hit is not None and hit != current:
             raise StaleHit(f"{hit} was matched, {current} is there now: match again")
@@ -123,7 +121,7 @@ class BlockManager:
         """Make positions [computed, computed + num_new_tokens) writable, all or nothing.
 
         Returns the (src, dst) block copies that the cache must do before the write.
-        Raises OutOfBlocks.
+        Raises OutOfBlocks, SequenceError.
         """
         self._check_room(seq, num_new_tokens)
         if num_new_tokens == 0:
@@ -241,6 +239,8 @@ class BlockManager:
     # -- inside -------------------------------------------------------------------------
 
     def _check_room(self, seq: Sequence, num_new: int, hit: PrefixHit | None = None) -> None:
+        if self.sequences.get(seq.request_id, seq) is not seq:
+            raise SequenceError(f"another request is called {seq.request_id!r}: names are unique")
         if num_new < 0:
             raise SequenceError(f"{seq!r}: room for {num_new} tokens asked for, expected 0 or more")
         needed = self.num_blocks_needed(seq, num_new, hit)

@@ -164,7 +164,8 @@ def paged_generate(
     chunk_size: int | None = None,
 ) -> list[int]:
     """Greedy decoding of one prompt over a pool that is just large enough."""
-    num_tokens = len(prompt_ids) + max_new_tokens
+    limit = model.spec.max_position_embeddings
+    num_tokens = len(prompt_ids) + max(max_outputs(limit, len(prompt_ids), max_new_tokens), 0)
     decoder = PagedDecoder(model, 2 + -(-num_tokens // block_size), block_size)
     return decoder.generate(
         prompt_ids, max_new_tokens, eos=eos, on_step=on_step, chunk_size=chunk_size

@@ -386,3 +386,14 @@ def test_two_owners_of_one_block_are_found():
     manager.pool.ref(b.block_table)
     with pytest.raises(PoolCorrupt, match="which hold different tokens"):
         manager.check_integrity()
+
+
+def test_two_sequences_of_one_name_do_not_lose_each_others_blocks():
+    manager = BlockManager(BlockPool(6, 4))
+    first, second = Sequence("same", [1, 2, 3]), Sequence("same", [4, 5, 6])
+    manager.grow(first, 3)
+    for enter in (manager.start, manager.grow):
+        with pytest.raises(SequenceError, match="names are unique"):
+            enter(second, 3)
+    assert not second.block_table and manager.pool.num_free_blocks == 4
+    manager.check_integrity()

@@ -574,3 +574,9 @@ def test_page_07_a_negative_length_is_named(seq_len):
     where = torch.tensor([[1]]), torch.tensor([seq_len]), torch.tensor([0, 1])
     with pytest.raises(AttentionError, match=f"{seq_len} tokens"):
         paged_attention(torch.zeros(1, 4, 8), pool, pool, *where)
+
+
+def test_att_07_the_pool_is_sized_for_what_the_context_allows():
+    model = Decoder.random(tiny_spec(num_layers=1, max_position_embeddings=10))
+    outputs = paged_generate(model, [1, 2, 3, 4, 5], 10**9, block_size=4)
+    assert outputs == cached_generate(model, [1, 2, 3, 4, 5], 10**9) and len(outputs) == 6
