@@ -237,10 +237,23 @@
     });
   }
 
+  /** A formula wider than its line scrolls; what scrolls must be reachable by keyboard. */
+  function reachFormulas() {
+    for (const formula of document.querySelectorAll(".bd-article .math, .bd-article mjx-container")) {
+      if (formula.scrollWidth > formula.clientWidth) formula.tabIndex = 0;
+    }
+  }
+
+  function watchFormulas() {
+    (globalThis.MathJax?.startup?.promise ?? Promise.resolve()).then(reachFormulas);
+    addEventListener("resize", reachFormulas);
+  }
+
   function begin() {
     document.querySelectorAll("table.kvlab-sortable").forEach(sortable);
     bareSummaries();
     addEventListener("load", bareSummaries);
+    addEventListener("load", watchFormulas);
     mountWidgets().then(() => { document.documentElement.dataset.kvlabReady = "1"; });
     document.querySelectorAll(".kvlab-figure").forEach(drawFigure);
     addEventListener("beforeprint", openTwins);

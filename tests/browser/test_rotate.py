@@ -45,8 +45,14 @@ def test_sliders_and_pair_by_keyboard(widget_page):
     page.get_by_label("key at n").focus()
     page.keyboard.press("Home")
     page.get_by_label("pair", exact=True).select_option("0")
-    score = float(says(page, r"is (-?[\d.]+),")[1])
-    assert score == pytest.approx(pair_score(ROPE, 0, 64, 0), abs=6e-4)
+    # The text follows the last move after a short pause: wait for the score that is due.
+    said = page.locator("section.kvlab [role=status]")
+    for _ in range(100):
+        found = re.search(r"is (-?[\d.]+),", said.inner_text())
+        if found and float(found[1]) == pytest.approx(pair_score(ROPE, 0, 64, 0), abs=6e-4):
+            break
+        page.wait_for_timeout(50)
+    assert float(found[1]) == pytest.approx(pair_score(ROPE, 0, 64, 0), abs=6e-4)
     page.get_by_role("button", name="Query + 1").click()
     assert says(page, "end of the slider")
     watched.check()
