@@ -213,6 +213,7 @@ say(
 naive_steps, cached_steps = [], []
 naive_generate(model, prompt_ids, 16, on_step=naive_steps.append)
 cached_generate(model, prompt_ids, 16, on_step=cached_steps.append)
+print(len(naive_steps), "steps of each loop")
 
 # %%
 TOLERANCE = 5e-4  # on logits near 45
@@ -253,6 +254,7 @@ half = load(dtype=torch.bfloat16).model
 half_naive, half_cached = [], []
 naive_generate(half, prompt_ids, STEPS, on_step=half_naive.append)
 cached_generate(half, prompt_ids, STEPS, on_step=half_cached.append)
+print(len(half_naive), "steps of each loop in", half.dtype)
 
 # %%
 apart = [i for i in range(STEPS) if half_naive[i].token_id != half_cached[i].token_id]
@@ -469,6 +471,7 @@ from transformers import AutoModelForCausalLM, logging
 from kvlab.hf import cache_of, layer_key, load_with
 
 logging.set_verbosity_error()
+logging.disable_progress_bar()
 reference = load_with(AutoModelForCausalLM, checkpoint.folder)
 inputs = torch.tensor([prompt_ids])
 options = dict(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None)
