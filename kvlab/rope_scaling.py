@@ -127,16 +127,18 @@ def _llama3(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch
     low = _positive(rope, params, "low_freq_factor")
     high = _positive(rope, params, "high_freq_factor")
     original = _positive(rope, params, "original_max_position_embeddings")
-    if not low < high:
+    if low > high:
         raise RopeError(
             f"rope_type 'llama3': low_freq_factor is {low:g} and high_freq_factor {high:g}, "
-            "expected the first to be smaller: between them frequencies are blended"
+            "expected the first to be at most the second: between them frequencies are blended"
         )
     inv_freq = _base(rope.theta, rope.rotary_dim)
     turns = original * inv_freq / (2 * math.pi)  # full turns within the original context
+    scaled = torch.where(turns < low, inv_freq / factor, inv_freq)
+    if low == high:
+        return scaled, 1.0  # Llama 4 Scout: kept or divided, nothing between
     keep = (turns - low) / (high - low)  # above 1: kept; below 0: divided; between: blended
     blended = (1 - keep) * inv_freq / factor + keep * inv_freq
-    scaled = torch.where(turns < low, inv_freq / factor, inv_freq)
     return torch.where((turns >= low) & (turns <= high), blended, scaled), 1.0
 
 

@@ -299,7 +299,7 @@ ORIGINAL = {"original_max_position_embeddings": 64}
         ("yarn", {"factor": 0, **ORIGINAL}, "factor is 0"),
         ("yarn", {"factor": 2, "original_max_position_embeddings": 0}, "embeddings is 0"),
         ("llama3", {**LLAMA3, **ORIGINAL, "factor": 0}, "factor is 0"),
-        ("llama3", {**LLAMA3, **ORIGINAL, "low_freq_factor": 4}, "expected the first to be small"),
+        ("llama3", {**LLAMA3, **ORIGINAL, "low_freq_factor": 5}, "expected the first to be at most"),
         ("llama3", {**ORIGINAL, "factor": 8}, "needs 'low_freq_factor'"),
         ("llama3", LLAMA3, "needs 'original_max_position_embeddings'"),
     ],
