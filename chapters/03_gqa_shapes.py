@@ -475,7 +475,7 @@ table(rows, f"{llama.name} in other formats")
 # running example's load fits depends on which of these figures you start from.
 
 # %% tags=["hide-input"]
-from kvlab.capacity_reports import ask_capacity
+from kvlab.reports.capacity import ask_capacity
 from kvlab.configs import hardware
 
 card = hardware("h100-sxm")

@@ -11,8 +11,8 @@ The path from a cost to an engine is small enough to read in an evening. In this
     engine                                  the step, around and around
     kernels/paged_decode                    attention over blocks, in Triton
 
-Everything else hangs off that path: the config reader (config_*, layer_*), answers for the command
-line and the widgets (*_reports, audit/), faults/, exercises/, widgets/.
+Everything else hangs off that path: the config reader (configs/), the real weights (checkpoint/),
+answers for the command line and the widgets (reports/, audit/), faults/, exercises/, widgets/.
 """
 
 __version__ = "0.1.0"

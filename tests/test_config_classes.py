@@ -15,11 +15,11 @@ import pytest
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from kvlab.config_fields import ConfigError, words
-from kvlab.config_files import model_types
-from kvlab.config_reader import read_config
-from kvlab.config_scope import NOT_MODELLED
-from kvlab.layer_rules import IMPLIED
+from kvlab.configs.fields import ConfigError, words
+from kvlab.configs.files import model_types
+from kvlab.configs.reader import read_config
+from kvlab.configs.rules import IMPLIED
+from kvlab.configs.scope import NOT_MODELLED
 
 LONG = bool(os.environ.get("KVLAB_LONG"))
 KINDS = {

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvlab import costs, kv_costs
-from kvlab.config_files import parse_config
 from kvlab.configs import DATA_DIR, model_names, read_config
+from kvlab.configs.files import parse_config
 from kvlab.errors import KvlabError
-from kvlab.kv_reports import ask_kv, kv_report
+from kvlab.reports.kv import ask_kv, kv_report
 
 LONG = bool(os.environ.get("KVLAB_LONG"))
 EXAMPLES = 3_000 if LONG else 150

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvlab import costs, kv_costs
-from kvlab.config_fields import ConfigError, words
 from kvlab.configs import find_model, model_names, preset, read_config
-from kvlab.kv_reports import kv_report
+from kvlab.configs.fields import ConfigError, words
+from kvlab.reports.kv import kv_report
 
 VALUES = json.loads((Path(__file__).parent / "model_values.json").read_text())
 

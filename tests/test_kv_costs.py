@@ -10,13 +10,13 @@ from transformers.cache_utils import StaticCache
 
 from kvlab import costs, kv_costs, units
 from kvlab.cache import ContiguousKVCache
-from kvlab.capacity_reports import ask_capacity, capacity_report
 from kvlab.configs import model_names, preset, read_config
 from kvlab.errors import KvlabError
 from kvlab.kv_costs import KvCostError
 from kvlab.kv_formats import FORMATS, KvFormatError, storage_format
-from kvlab.kv_reports import KvReportError, kv_report, models_report
 from kvlab.paged_cache import PagedKVCache
+from kvlab.reports.capacity import ask_capacity, capacity_report
+from kvlab.reports.kv import KvReportError, kv_report, models_report
 from kvlab.specs import LayerSpec, StateSpec
 
 GIB = 2**30

@@ -25,10 +25,10 @@ MAX_LINES = 260
 STDLIB = (
     ("errors", "__init__"),
     ("specs", "units"),
-    ("config_*", "layer_*", "rope_fields", "configs"),
+    ("configs", "configs.*"),
     ("costs", "kv_formats", "kv_costs"),
     ("roofline", "accounting"),
-    ("reports*", "kv_reports", "audit*", "capacity*"),
+    ("reports*", "audit*"),
     ("sequence", "prefix*", "blocks", "slots", "integrity", "block_tables", "paging*"),
     ("request", "schedule", "policy", "admission", "drafts", "scheduler*", "invariants"),
     ("batch", "trace*", "workload*"),
@@ -36,11 +36,11 @@ STDLIB = (
 )
 TORCH = (
     ("formulas", "rope_scaling", "positions"),
-    ("devices", "hf", "hub", "convert"),
+    ("devices", "hf"),
     ("rope", "cache*", "paged_cache*", "kernels.*", "kernels"),
     ("attention*", "paged_attention*", "backends"),
     ("model*",),
-    ("store", "fetch", "checkpoint"),
+    ("checkpoint", "checkpoint.*"),
     ("generate*", "padding", "sampling*", "decoding*"),
     ("engine*",),
     ("faults", "faults.*", "exercises", "exercises.*"),

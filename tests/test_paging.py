@@ -17,8 +17,8 @@ from kvlab.paging import (
     paged_waste,
     reserved_waste,
 )
-from kvlab.paging_breaks import BREAKS
-from kvlab.paging_lab import MAX_BLOCK_SIZE, MAX_BLOCKS, TOUR, pool_trace
+from kvlab.paging.breaks import BREAKS
+from kvlab.paging.lab import MAX_BLOCK_SIZE, MAX_BLOCKS, TOUR, pool_trace
 
 # -- waste -----------------------------------------------------------------------------------
 

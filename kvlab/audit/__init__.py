@@ -15,7 +15,7 @@ from kvlab.audit.logs import LogError, read_log
 from kvlab.audit.pools import llama_cpp_checks, sglang_checks
 from kvlab.audit.vllm import vllm_checks
 from kvlab.kv_formats import storage_format
-from kvlab.kv_reports import asked_model
+from kvlab.reports.kv import asked_model
 from kvlab.specs import ModelSpec
 
 __all__ = ["AuditError", "LogError", "ask_audit", "audit"]

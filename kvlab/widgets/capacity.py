@@ -5,9 +5,9 @@ from __future__ import annotations
 import traitlets
 
 from kvlab import units
-from kvlab.capacity_reports import ask_capacity
 from kvlab.configs import hardware, hardware_names, model_index, preset
 from kvlab.kv_formats import FORMATS
+from kvlab.reports.capacity import ask_capacity
 from kvlab.widgets.base import LabWidget, Twin
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traitlets
 
 from kvlab.blocks import EVICTION_POLICIES
-from kvlab.paging_breaks import BREAKS
-from kvlab.paging_lab import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_OPERATIONS, TEXTS, TOUR, pool_trace
+from kvlab.paging.breaks import BREAKS
+from kvlab.paging.lab import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_OPERATIONS, TEXTS, TOUR, pool_trace
 from kvlab.prefix_cache import FULL_HIT_RULES
 from kvlab.widgets.base import LabWidget, Twin
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from kvlab import units
-from kvlab.capacity_reports import ask_capacity
 from kvlab.configs import DATA_DIR, find_model, model_names
-from kvlab.kv_reports import kv_report
+from kvlab.reports.capacity import ask_capacity
+from kvlab.reports.kv import kv_report
 from kvlab.widgets.capacity import Capacity
 
 pytestmark = pytest.mark.browser

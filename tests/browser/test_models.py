@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlab import modelstext
-from kvlab.kv_reports import models_report
+from kvlab.reports.kv import models_report
 from kvlab.widgets.base import shared_css
 
 pytestmark = pytest.mark.browser

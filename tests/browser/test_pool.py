@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from kvlab.paging_breaks import BREAKS
-from kvlab.paging_lab import TOUR, pool_trace
+from kvlab.paging.breaks import BREAKS
+from kvlab.paging.lab import TOUR, pool_trace
 from kvlab.widgets.pool import Pool
 
 pytestmark = pytest.mark.browser

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlab.config_fields import Fields, show
-from kvlab.layer_states import layer_state
+from kvlab.configs.fields import Fields, show
+from kvlab.configs.states import layer_state
 from kvlab.specs import LayerSpec
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import NULL_BLOCK, BlockPool
 from kvlab.errors import KvlabError
-from kvlab.paging_breaks import break_pool
+from kvlab.paging.breaks import break_pool
 from kvlab.sequence import Sequence
 
 MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_OPERATIONS, MAX_TOKENS = 48, 16, 80, 64

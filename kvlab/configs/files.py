@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvlab.config_fields import ConfigError, show
+from kvlab.configs.fields import ConfigError, show
 from kvlab.specs import DATA_DIR
 
 MOST_BYTES = 16 * 2**20

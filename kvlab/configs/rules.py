@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlab.config_fields import words
+from kvlab.configs.fields import words
 
 #: Every name that a list of layer types has been seen to use.
 WORDS = {

@@ -7,8 +7,8 @@ a pattern key; then what the model type means by saying nothing; then one slidin
 
 from __future__ import annotations
 
-from kvlab.config_fields import Fields, show
-from kvlab.layer_rules import (
+from kvlab.configs.fields import Fields, show
+from kvlab.configs.rules import (
     ALL_RECURRENT,
     ATTENDS_AT,
     GATED,

@@ -1,8 +1,8 @@
 """Dequantise a GGUF file into the three files that kvlab loads. Run as a program.
 
-    python -m kvlab.convert MODEL.gguf OUT
+    python -m kvlab.checkpoint.convert MODEL.gguf OUT
 
-It imports transformers, which takes seconds and gigabytes of address space. `kvlab.fetch` therefore
+It imports transformers, which takes seconds and gigabytes of address space. `download` therefore
 runs it once, in a process of its own, and no later load ever imports it.
 """
 

@@ -1,6 +1,6 @@
 """Put a Hugging Face hub model's files into a folder. Run as a program.
 
-    python -m kvlab.hub ORG/NAME OUT
+    python -m kvlab.checkpoint.hub ORG/NAME OUT
 
 The hub's client checks each file's hash. Pickled weights (.bin) are left alone on purpose.
 """

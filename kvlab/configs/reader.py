@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvlab.config_fields import MOST_LAYERS, ConfigError, Fields, show
-from kvlab.config_files import language_model, load_config, model_types
-from kvlab.config_scope import refuse, refuse_unplaced
-from kvlab.layer_overrides import per_layer_widths
-from kvlab.layer_patterns import layer_kinds
-from kvlab.layer_widths import base_widths, layer_spec
-from kvlab.rope_fields import rope_specs
+from kvlab.configs.fields import MOST_LAYERS, ConfigError, Fields, show
+from kvlab.configs.files import language_model, load_config, model_types
+from kvlab.configs.overrides import per_layer_widths
+from kvlab.configs.patterns import layer_kinds
+from kvlab.configs.rope import rope_specs
+from kvlab.configs.scope import refuse, refuse_unplaced
+from kvlab.configs.widths import base_widths, layer_spec
 from kvlab.specs import LayerSpec, ModelSpec
 
 

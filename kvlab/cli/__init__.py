@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kvlab import cli_audit, cli_kv, reports, units
+from kvlab import reports, units
+from kvlab.cli import audit, kv
 from kvlab.configs import find_model
 from kvlab.errors import KvlabError
 
@@ -78,8 +79,8 @@ def _kv(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    report = cli_audit.audit_answer(arguments)
-    _show(report, arguments.json, cli_audit.print_audit)
+    report = audit.audit_answer(arguments)
+    _show(report, arguments.json, audit.print_audit)
     return 0 if report["agrees"] else 1
 
 
@@ -115,11 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     faults = commands.add_parser("faults", help="the known silent bugs and their detectors")
     faults.set_defaults(run=_faults)
 
-    cli_kv.add_commands(commands)
+    kv.add_commands(commands)
     for name in ("kv", "models"):
         commands.choices[name].set_defaults(run=_kv)
 
-    cli_audit.add_command(commands)
+    audit.add_command(commands)
     commands.choices["audit"].set_defaults(run=_audit)
 
     for command in commands.choices.values():

@@ -14,7 +14,7 @@ from kvlab import costs, kv_costs
 from kvlab.configs import hardware, model_index, preset_named
 from kvlab.errors import KvlabError
 from kvlab.kv_formats import storage_format
-from kvlab.kv_reports import (
+from kvlab.reports.kv import (
     KvReportError,
     asked_model,
     count,

@@ -12,9 +12,9 @@ import functools
 import json
 from pathlib import Path
 
-from kvlab.config_fields import ConfigError, show
-from kvlab.config_files import parse_config
-from kvlab.config_reader import read_config
+from kvlab.configs.fields import ConfigError, show
+from kvlab.configs.files import parse_config
+from kvlab.configs.reader import read_config
 from kvlab.specs import DATA_DIR, HardwareSpec, ModelSpec
 
 __all__ = [

@@ -22,11 +22,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from kvlab.checkpoint.download import fetch_hub, fetch_pinned
+from kvlab.checkpoint.store import CheckpointError, read_stamp, verify
 from kvlab.configs import read_config
-from kvlab.fetch import fetch_hub, fetch_pinned
 from kvlab.model import Decoder
 from kvlab.specs import ModelSpec
-from kvlab.store import CheckpointError, read_stamp, verify
 
 NEEDED = ("config.json", "tokenizer.json")
 
@@ -145,7 +145,3 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     print(folder)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

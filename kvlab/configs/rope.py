@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvlab.config_fields import Fields, show, words
+from kvlab.configs.fields import Fields, show, words
 from kvlab.specs import RopeSpec
 
 #: Model types that rotate nothing: learned or absolute positions, ALiBi, or no positions at all.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvlab.config_fields import ConfigError, Fields, show, words
-from kvlab.config_files import model_types
+from kvlab.configs.fields import ConfigError, Fields, show, words
+from kvlab.configs.files import model_types
 
 #: Types whose cache is not K and V rows of a decoder, and why.
 NOT_MODELLED = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvlab.config_fields import Fields, show
-from kvlab.layer_widths import Widths, stated_kv_heads
+from kvlab.configs.fields import Fields, show
+from kvlab.configs.widths import Widths, stated_kv_heads
 
 #: Keys that a per-layer override may change.
 WIDTH_KEYS = ("num_key_value_heads", "head_dim", "v_head_dim", "num_attention_heads")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from kvlab import kv_reports, units
+from kvlab import units
 from kvlab.configs import find_model
 from kvlab.kv_formats import FORMATS
+from kvlab.reports.kv import kv_report, models_report
 
 
 def print_kv(report: dict) -> None:
@@ -59,7 +60,7 @@ def print_models(rows: list[dict]) -> None:
 
 def kv_answer(arguments: argparse.Namespace) -> dict:
     """The answer to `kvlab kv`."""
-    return kv_reports.kv_report(
+    return kv_report(
         find_model(arguments.model),
         tokens=arguments.tokens,
         kv_dtype=arguments.kv_dtype,
@@ -91,5 +92,5 @@ def add_commands(commands) -> None:
     models = commands.add_parser("models", help="the table of models")
     models.add_argument("--kv-dtype", default="bf16", help=", ".join(FORMATS))
     models.set_defaults(
-        answer=lambda arguments: kv_reports.models_report(arguments.kv_dtype), text=print_models
+        answer=lambda arguments: models_report(arguments.kv_dtype), text=print_models
     )

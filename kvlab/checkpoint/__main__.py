@@ -1,0 +1,3 @@
+from kvlab.checkpoint import main
+
+raise SystemExit(main())
