@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from tqdm import tqdm
 
+from kvlab import engine_inputs as inputs
 from kvlab.batch import build_batch
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.drafts import NgramProposer
-from kvlab.engine_inputs import check_fields, check_tokens, one_for_each
-from kvlab.engine_outputs import RequestOutput
+from kvlab.engine_outputs import RequestOutput, StepResult
 from kvlab.engine_runner import ModelRunner
 from kvlab.model import Decoder
 from kvlab.paged_attention import PagedAttention
 from kvlab.policy import SchedulerConfig
 from kvlab.request import Request
-from kvlab.sampling import Sampler, SamplingParams
+from kvlab.sampling import Sampler, SamplingParams, Wanted
 from kvlab.schedule import Schedule
 from kvlab.scheduler import Scheduler
 from kvlab.trace import add_outputs, step_record
@@ -36,22 +35,13 @@ from kvlab.trace import add_outputs, step_record
 OnToken = Callable[[str, int], None]  # (request_id, token_id), as soon as it is sampled
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What one step did: its schedule, the new tokens of each request, and who is done."""
-
-    schedule: Schedule
-    new_tokens: dict[str, list[int]] = field(default_factory=dict)
-    finished: list[RequestOutput] = field(default_factory=list)
-
-
 class Engine:
     """Many requests on one model, one forward a step.
 
-    model            the decoder; its spec's context length bounds every request
+    model            the decoder; its context length bounds every request, and max_model_len
     num_blocks       blocks of the KV pool, the null block included
     block_size       tokens per block
-    eos_token_id     ends a request, beside its own stop tokens; None: nothing does
+    eos_token_id     ends a request, beside its own stop tokens; several may; None: nothing does
     proposer         guesses drafts from the text; None: one token a step
     attention        paged attention to decode with; by default what kvlab.backends chooses here
     keep_trace       keep a record of every step in .trace (plain values, see kvlab.trace)
@@ -66,24 +56,25 @@ class Engine:
         block_size: int = 16,
         prefix_caching: bool = True,
         full_hit: str = "block",
-        eos_token_id: int | None = None,
+        eos_token_id: int | Collection[int] | None = None,
         proposer: NgramProposer | None = None,
         attention: type[PagedAttention] | None = None,
         keep_trace: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         **settings,
     ) -> None:
-        settings.setdefault("max_model_len", model.spec.max_position_embeddings)
+        config = inputs.within_context(SchedulerConfig(**settings), model.spec)
         self.model, self.proposer, self.clock = model, proposer, clock
-        self.stop_token_ids = () if eos_token_id is None else (eos_token_id,)
+        self.stop_token_ids = inputs.stop_tokens(eos_token_id)
         pool = BlockPool(num_blocks, block_size)
         manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
-        self.scheduler = Scheduler(manager, SchedulerConfig(**settings))
+        self.scheduler = Scheduler(manager, config)
         self.runner = ModelRunner(model, num_blocks, block_size, attention)
         self.sampler = Sampler()
         self.trace: list[dict] | None = [] if keep_trace else None
         self._live: dict[str, RequestOutput] = {}
         self._sampling: dict[str, SamplingParams] = {}
+        self._owed_copies: list[tuple[int, int]] = []  # of this step, and of steps that failed
         self._num_named = 0
 
     # -- requests -----------------------------------------------------------------------
@@ -104,9 +95,9 @@ class Engine:
 
         Raises a RequestError or SequenceError that names what is wrong; nobody else notices.
         """
-        prompt = list(prompt_token_ids)
-        check_tokens(prompt, self.model.spec.vocab_size)
-        check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt)
+        prompt, arrival = inputs.token_list(prompt_token_ids), self.clock()
+        inputs.check_tokens(prompt, self.model.spec.vocab_size)
+        inputs.check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt)
         request_id = self._free_name() if request_id is None else request_id
         request = Request(
             request_id,
@@ -118,7 +109,7 @@ class Engine:
             cache_salt=cache_salt,
         )
         self.scheduler.add(request)
-        output = RequestOutput(request_id, prompt, arrival=self.clock())
+        output = RequestOutput(request_id, prompt, arrival=arrival)
         self._live[request_id] = output
         self._sampling[request_id] = sampling or SamplingParams()
         return output
@@ -140,22 +131,27 @@ class Engine:
     # -- the step -----------------------------------------------------------------------
 
     def step(self) -> StepResult:
-        """schedule -> prepare -> execute -> sample -> update, once."""
+        """schedule -> prepare -> execute -> sample -> update, once.
+
+        If it raises, no request has gained or lost a token: the next step does the same again.
+        """
         self._propose()
         schedule = self.scheduler.schedule()
+        self._owed_copies += schedule.block_copies
         batch = build_batch(schedule)
-        record = None
-        if self.trace is not None:
-            record = step_record(schedule, batch, self.scheduler)
+        record = None if self.trace is None else step_record(schedule, batch, self.scheduler)
+        result = StepResult(schedule)
+        if not schedule.is_idle:
+            self.runner.cache.copy_blocks(self._owed_copies)
+            logits = self.runner.run(batch)
+            sampled = self.sampler.sample(logits, self._wanted(schedule))
+            now = self.clock()  # all that can fail comes before update(), which counts the tokens
+            kept = self.scheduler.update(schedule, sampled)
+            result = StepResult(schedule, *self._deliver(schedule, kept, now))
+        if self.trace is not None and record is not None:
+            add_outputs(record, result.new_tokens)
             self.trace.append(record)
-        if schedule.is_idle:
-            return StepResult(schedule)
-        logits = self.runner.run(batch, schedule.block_copies)
-        sampled = self.sampler.sample(logits, self._wanted(schedule))
-        kept = self.scheduler.update(schedule, sampled)
-        if record is not None:
-            add_outputs(record, kept)
-        return StepResult(schedule, *self._deliver(schedule, kept))
+        return result
 
     def _propose(self) -> None:
         """Guess on for every request that decodes, before its share is decided."""
@@ -164,21 +160,22 @@ class Engine:
         for request in self.scheduler.running:
             if request.num_uncomputed_tokens == 1 and not request.draft_token_ids:
                 limit = request.num_outputs_left - 1
-                self.scheduler.set_drafts(
-                    request.request_id, self.proposer.propose(request.token_ids, limit)
-                )
+                drafts = self.proposer.propose(request.token_ids, limit)
+                inputs.check_tokens(drafts, self.model.spec.vocab_size, "draft")
+                self.scheduler.set_drafts(request.request_id, drafts)
 
-    def _wanted(self, schedule: Schedule) -> list[tuple[str, SamplingParams, Sequence[int]]]:
-        return [
-            (entry.request_id, self._sampling[entry.request_id], entry.draft_token_ids)
-            for entry in schedule.scheduled
-            if entry.samples
-        ]
+    def _wanted(self, schedule: Schedule) -> list[Wanted]:
+        wanted = []
+        for entry in schedule.scheduled:
+            if entry.samples:
+                params, known = self._sampling[entry.request_id], entry.request.num_output_tokens
+                wanted.append(Wanted(entry.request_id, params, entry.draft_token_ids, known))
+        return wanted
 
     def _deliver(
-        self, schedule: Schedule, kept: dict[str, list[int]]
+        self, schedule: Schedule, kept: dict[str, list[int]], now: float
     ) -> tuple[dict[str, list[int]], list[RequestOutput]]:
-        now, fresh, finished = self.clock(), {}, []
+        fresh, finished = {}, []
         for entry in schedule.scheduled:
             tokens = kept.get(entry.request_id)
             if not tokens:
@@ -203,7 +200,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Iterable[Sequence[int]],
         max_new_tokens: int | Sequence[int] = 16,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -218,8 +215,9 @@ class Engine:
 
         If a prompt is refused, or on_token raises, the prompts of this call are taken out again.
         """
-        limits = one_for_each(max_new_tokens, len(prompts))
-        params = one_for_each(sampling, len(prompts))
+        prompts = list(prompts)
+        limits = inputs.one_for_each(max_new_tokens, len(prompts))
+        params = inputs.one_for_each(sampling, len(prompts))
         outputs: list[RequestOutput] = []
         hide = not (sys.stderr.isatty() if progress is None else progress)
         try:

@@ -1,26 +1,65 @@
-"""What an engine refuses before a request ever stands in line."""
+"""What an engine refuses before a request ever stands in line, or before there is an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from kvlab.policy import SchedulerConfig, SchedulerConfigError
 from kvlab.request import RequestError
 from kvlab.sampling import SamplingParams
+from kvlab.specs import ModelSpec
 
 
 class TokenOutOfRange(RequestError):
-    """A prompt token that the model's vocabulary does not have."""
+    """A token that the model's vocabulary does not have."""
 
 
-def check_tokens(prompt: Sequence[int], vocab_size: int) -> None:
+def check_tokens(token_ids: Sequence[int], vocab_size: int, what: str = "prompt") -> None:
     """Raise TokenOutOfRange unless every token is a whole number from 0 to vocab_size - 1."""
-    for index, token in enumerate(prompt):
+    for index, token in enumerate(token_ids):
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise TokenOutOfRange(
-                f"prompt token {index} is {token!r}; expected a whole number from 0 to "
+                f"{what} token {index} is {token!r}; expected a whole number from 0 to "
                 f"{vocab_size - 1}: was it made with this model's tokenizer?"
             )
+
+
+def token_list(prompt: object) -> list[int]:
+    """A prompt as a list of its own. Raises RequestError for what is no row of tokens."""
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+        raise RequestError(
+            f"the prompt is {prompt!r}; expected a list of token ids: encode text first, and give "
+            f"generate() a list of prompts, even for one"
+        )
+    return list(prompt)
+
+
+def stop_tokens(eos: int | Collection[int] | None) -> tuple[int, ...]:
+    """The ids that end every request: none, one or several (as some configs list them)."""
+    if eos is None:
+        return ()
+    stops = tuple(eos) if isinstance(eos, Collection) else (eos,)
+    if not all(isinstance(stop, int) for stop in stops):
+        raise RequestError(f"eos_token_id={eos!r}; expected a token id, several of them, or None")
+    return stops
+
+
+def within_context(config: SchedulerConfig, spec: ModelSpec) -> SchedulerConfig:
+    """The settings with the model's own context length where they give none.
+
+    Raises SchedulerConfigError where requests could grow past the positions that a model has.
+    """
+    asked, limit = config.max_model_len, spec.max_position_embeddings
+    if asked is None:
+        return replace(config, max_model_len=limit)
+    if limit is not None and asked > limit:
+        raise SchedulerConfigError(
+            f"max_model_len={asked}; expected at most {limit}, the context length of {spec.name}: "
+            f"its positions end there. Leave max_model_len out, or make it smaller"
+        )
+    return config
 
 
 def check_fields(

@@ -1,10 +1,11 @@
-"""What a request gets back: its tokens, its times and its counters."""
+"""What a request gets back: its tokens, its times and its counters; and what a step did."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from kvlab.request import Request
+from kvlab.schedule import Schedule
 
 
 @dataclass
@@ -54,3 +55,12 @@ class RequestOutput:
         if self.first_token is None or self.last_token is None or len(self.token_ids) < 2:
             return None
         return (self.last_token - self.first_token) / (len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did: its schedule, the new tokens of each request, and who is done."""
+
+    schedule: Schedule
+    new_tokens: dict[str, list[int]] = field(default_factory=dict)
+    finished: list[RequestOutput] = field(default_factory=list)

@@ -35,13 +35,8 @@ class ModelRunner:
         self.attention = attention or choose_backend(str(model.device)).attention
         self.cache = PagedKVCache(model.spec, num_blocks, block_size, model.dtype, model.device)
 
-    def run(self, batch: Batch, block_copies: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
-        """Logits of the rows that are sampled, [len(batch.logits_rows), vocab].
-
-        block_copies   (src, dst) blocks to copy first: a shared block is never written into
-        """
-        for src, dst in block_copies:
-            self.cache.copy_block(src, dst)
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Logits of the rows that are sampled, [len(batch.logits_rows), vocab]."""
         device = self.model.device
         attend = self.attention(
             self.model.spec,

@@ -21,7 +21,7 @@ from kvlab.generate import Step, max_outputs
 from kvlab.model import Decoder
 from kvlab.paged_attention import PagedAttention
 from kvlab.paged_cache import PagedKVCache
-from kvlab.sequence import Sequence
+from kvlab.sequence import Sequence, SequenceError
 
 __all__ = ["PagedDecoder", "paged_generate"]
 
@@ -47,6 +47,7 @@ class PagedDecoder:
         self.cache = PagedKVCache(
             model.spec, num_blocks, block_size, model.dtype, model.device, layout
         )
+        self.owed_copies: list[tuple[int, int]] = []
         self.num_requests = 0
         self.num_forwards = 0
         self.num_tokens_computed = 0
@@ -64,8 +65,10 @@ class PagedDecoder:
         all_rows   logits of every row, [tokens, vocab], instead of one row per sequence
 
         A sequence that has not started is started here, so its count is of the tokens after the
-        prefix hit. Raises OutOfBlocks before anything of the failing sequence is touched.
+        prefix hit. Raises OutOfBlocks before anything of the failing sequence is touched, and
+        SequenceError before anything at all for a count that is not 1 to the tokens left.
         """
+        self._check(work)
         device = self.model.device
         tokens: list[int] = []
         positions: list[int] = []
@@ -74,7 +77,8 @@ class PagedDecoder:
         for seq, num_new in work:
             started = seq.request_id in self.manager.sequences
             room = self.manager.grow if started else self.manager.start
-            self.cache.copy_blocks(room(seq, num_new))
+            self.owed_copies += room(seq, num_new)
+            self.cache.copy_blocks(self.owed_copies)
             start = seq.num_computed_tokens
             tokens += seq.token_ids[start : start + num_new]
             positions += range(start, start + num_new)
@@ -104,17 +108,37 @@ class PagedDecoder:
         self.num_tokens_computed += ends[-1]
         return logits
 
+    def _check(self, work: Seq[tuple[Sequence, int]]) -> None:
+        names = [seq.request_id for seq, _ in work]
+        if not names or len(set(names)) < len(names):
+            raise SequenceError(f"sequences {names} given; expected one or more, each of them once")
+        for seq, num_new in work:
+            left = seq.num_tokens - self._num_done(seq)
+            if not 1 <= num_new <= left:
+                raise SequenceError(
+                    f"{seq!r}: {num_new} tokens to compute given, expected 1 to {left}. Only a "
+                    f"token that has no K and V yet gives logits: append() one first"
+                )
+
+    def _num_done(self, seq: Sequence) -> int:
+        """Tokens that need no forward: computed ones, or before the start those in the cache."""
+        return seq.num_computed_tokens or self.manager.match_prefix(seq).num_tokens
+
     def prefill(self, seq: Sequence, chunk_size: int | None = None) -> torch.Tensor:
         """Compute all known tokens of seq but those in the prefix cache; the last row's logits.
 
         chunk_size   tokens per forward; all at once by default
+
+        Raises SequenceError where no token is left to compute: every caller samples from the
+        logits, and a sequence that is computed to its last token has none to give.
         """
-        cached = self.manager.match_prefix(seq).num_tokens or seq.num_computed_tokens
+        done = self._num_done(seq)
         while True:
-            num_new = min(chunk_size or seq.num_tokens, seq.num_tokens - cached)
+            left = seq.num_tokens - done
+            num_new = left if chunk_size is None else min(chunk_size, left)
             logits = self.forward([(seq, num_new)])[-1]
-            cached = seq.num_computed_tokens
-            if cached == seq.num_tokens:
+            done = seq.num_computed_tokens
+            if done == seq.num_tokens:
                 return logits
 
     def generate(

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from kvlab import positions as position_rules
 from kvlab.attention import layer_windows
 from kvlab.cache import ContiguousKVCache
+from kvlab.generate import PromptTooLong, max_outputs
 from kvlab.model import Decoder
 from kvlab.specs import ModelSpec
 
@@ -28,6 +29,8 @@ def left_pad(
     prompts: Sequence[Sequence[int]], pad_id: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """token_ids and attention_mask, both [batch, longest]; the mask is 0 where padding stands."""
+    if not prompts:
+        raise PromptTooLong("no prompt given; expected at least one: an empty batch has no shape")
     longest = max(len(prompt) for prompt in prompts)
     missing = [longest - len(prompt) for prompt in prompts]
     ids = [[pad_id] * gap + list(prompt) for gap, prompt in zip(missing, prompts, strict=True)]
@@ -79,23 +82,32 @@ def padded_generate(
     forced   per prompt, tokens to feed instead of the sampled ones (to compare two runs)
     on_step  called with the logits [batch, vocab] of every forward
 
-    Returns max_new_tokens ids per prompt.
+    Returns max_new_tokens ids per prompt, or fewer for a prompt that reaches the model's context
+    length: each row stops where cached_generate would stop. Its later columns are padding too.
     """
-    token_ids, mask = left_pad(prompts)
-    total = token_ids.shape[1] + max_new_tokens - 1
-    cache = ContiguousKVCache(model.spec, len(prompts), total, model.dtype)
+    limit = model.spec.max_position_embeddings
+    budgets = [max_outputs(limit, len(prompt), max_new_tokens) for prompt in prompts]
+    token_ids, mask = (rows.to(model.device) for rows in left_pad(prompts))
+    num_steps = max(budgets)
+    if num_steps < 1:
+        return [[] for _ in prompts]
+    columns = token_ids.shape[1] + num_steps - 1
+    cache = ContiguousKVCache(model.spec, len(prompts), columns, model.dtype, model.device)
     attend = PaddedAttention(model.spec, cache, mask)
     positions = position_rules.padded_positions(mask)
     outputs: list[torch.Tensor] = []
-    for step in range(max_new_tokens):
+    for step in range(num_steps):
         logits = model.forward(token_ids, positions, attend, rows="last").view(len(prompts), -1)
         cache.advance(token_ids.shape[1])
         token_ids = logits.argmax(-1, keepdim=True)
         outputs.append(token_ids)
         if on_step:
             on_step(logits)
-        if forced is not None and step < max_new_tokens - 1:
-            token_ids = torch.tensor([[row[step]] for row in forced])
+        if forced is not None and step < num_steps - 1:
+            token_ids = torch.tensor([[row[step]] for row in forced], device=model.device)
         positions = position_rules.next_positions(attend.mask)
-        attend.mask = torch.cat((attend.mask, torch.ones_like(token_ids)), dim=1)
-    return torch.cat(outputs, dim=1).tolist()
+        going_on = positions.new_tensor([[step < budget - 1] for budget in budgets])
+        positions = positions - 1 + going_on  # a row that has ended stays at its last position
+        attend.mask = torch.cat((attend.mask, going_on), dim=1)
+    rows = torch.cat(outputs, dim=1).tolist()
+    return [row[:budget] for row, budget in zip(rows, budgets, strict=True)]

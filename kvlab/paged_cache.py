@@ -163,10 +163,15 @@ class PagedKVCache:
             key[dst] = key[src]
             value[dst] = value[src]
 
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Do the (src, dst) copies that BlockManager.grow() returned, in order."""
-        for src, dst in copies:
-            self.copy_block(src, dst)
+    def copy_blocks(self, owed: list[tuple[int, int]]) -> None:
+        """Do the (src, dst) copies that BlockManager.grow() returned, in order; empty the list.
+
+        A copy leaves the list once it is done and no earlier: if one fails, the rest stays owed,
+        and none is done a second time, when its source may be somebody else's already.
+        """
+        while owed:
+            self.copy_block(*owed[0])
+            del owed[0]
 
     def _check_block(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:

@@ -49,13 +49,19 @@ def check_positions(positions: torch.Tensor, seq_lens: torch.Tensor | int) -> No
     Right for rows without padding in the query. This is the check that no output test replaces:
     if every position is shifted alike, no output changes.
     """
-    lengths = torch.as_tensor(seq_lens)
+    lengths = torch.as_tensor(seq_lens).reshape(-1)
     rows = positions.reshape(1, -1) if positions.dim() == 1 else positions
-    expected = (lengths.reshape(-1) - 1).clamp(min=0).expand(rows.shape[0])
+    if rows.dim() != 2 or rows.shape[1] == 0 or lengths.numel() not in (1, rows.shape[0]):
+        raise WrongPosition(
+            f"positions of shape {list(positions.shape)} and {lengths.numel()} seq_lens given, "
+            f"expected [q_len] or [batch, q_len] with at least one position a row, and one seq_len "
+            f"for each row or one for all. Check one forward's positions with its own seq_lens."
+        )
+    expected = (lengths - 1).clamp(min=0).expand(rows.shape[0])
     last = rows[:, -1]
     if not torch.equal(last, expected.to(last.dtype)):
         raise WrongPosition(
-            f"the last positions are {last.tolist()} at seq_lens {lengths.reshape(-1).tolist()}, "
+            f"the last positions are {last.tolist()} at seq_lens {lengths.tolist()}, "
             f"expected seq_lens - 1 = {expected.tolist()}. Take positions from the number of "
             "cached tokens at the step, not from a counter kept beside it."
         )

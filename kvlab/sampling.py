@@ -1,8 +1,8 @@
 """From a row of logits to a token: greedy, or drawn with temperature, top-k and top-p.
 
-Every request has its own seed and its own random numbers, one per output. So what a request
-samples depends on nothing but itself: not on who shares its batch, not on preemptions, and not on
-drafts (a draft that was wrong used up no random number).
+Every request has its own seed and its own random numbers: output i uses number i. So what a
+request samples depends on nothing but itself: not on who shares its batch, not on preemptions,
+not on drafts (one that was wrong used up no number) and not on a step that failed half way.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -85,49 +86,68 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return probs
 
 
+class Wanted(NamedTuple):
+    """One request's rows of a step, 1 + number of drafts, and what to sample there.
+
+    num_outputs   outputs that the request has already: the number of the first random number
+    """
+
+    request_id: str
+    params: SamplingParams
+    draft_token_ids: Sequence[int] = ()
+    num_outputs: int = 0
+
+
 class Sampler:
-    """Samples for many requests at once; keeps one random number generator per request."""
+    """Samples for many requests at once; keeps each one's random numbers while it runs."""
 
     def __init__(self) -> None:
         self._generators: dict[str, torch.Generator] = {}
+        self._numbers: dict[str, list[float]] = {}
 
     def forget(self, request_id: str) -> None:
-        """Drop a finished request's generator."""
+        """Drop a finished request's random numbers."""
         self._generators.pop(request_id, None)
+        self._numbers.pop(request_id, None)
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        wanted: Sequence[tuple[str, SamplingParams, Sequence[int]]],
-    ) -> dict[str, list[int]]:
+    def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> dict[str, list[int]]:
         """Outputs of one step: agreed drafts and then one token for each request.
 
-        logits   [rows, vocab], request by request, 1 + number of drafts rows each
-        wanted   (request_id, params, drafts), in the order of the rows
+        logits   [rows, vocab], request by request in the order of wanted
+
+        The same call gives the same outputs again, whatever came between.
         """
         greedy = logits.argmax(-1).tolist()
         outputs, row = {}, 0
-        for request_id, params, drafts in wanted:
-            stop = row + 1 + len(drafts)
-            if params.is_greedy:
-                outputs[request_id] = accept(drafts, greedy[row:stop])
+        for each in wanted:
+            stop = row + 1 + len(each.draft_token_ids)
+            if each.params.is_greedy:
+                outputs[each.request_id] = accept(each.draft_token_ids, greedy[row:stop])
             else:
-                outputs[request_id] = self._draw(request_id, params, logits[row:stop], drafts)
+                outputs[each.request_id] = self._draw(each, logits[row:stop])
             row = stop
         return outputs
 
-    def _draw(
-        self, request_id: str, params: SamplingParams, rows: torch.Tensor, drafts: Sequence[int]
-    ) -> list[int]:
+    def _draw(self, wanted: Wanted, rows: torch.Tensor) -> list[int]:
         """Draw row after row while the drafts agree. Equal to drawing without drafts."""
-        if request_id not in self._generators:
-            self._generators[request_id] = torch.Generator().manual_seed(params.seed)
-        generator, outputs = self._generators[request_id], []
-        for row, draft in zip(rows, [*drafts, None], strict=True):
-            cumulative = distribution(row, params).cumsum(-1).cpu()
-            point = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
+        outputs: list[int] = []
+        for row, draft in zip(rows, [*wanted.draft_token_ids, None], strict=True):
+            cumulative = distribution(row, wanted.params).cumsum(-1).cpu()
+            point = cumulative[-1:] * self._number(wanted, wanted.num_outputs + len(outputs))
             token = int(torch.searchsorted(cumulative, point, right=True))
             outputs.append(min(token, cumulative.numel() - 1))
             if outputs[-1] != draft:
                 break
         return outputs
+
+    def _number(self, wanted: Wanted, index: int) -> float:
+        """A request's random number for its output `index`, from 0 to below 1."""
+        name = wanted.request_id
+        if name not in self._generators:
+            self._generators[name] = torch.Generator().manual_seed(wanted.params.seed)
+        numbers = self._numbers.setdefault(name, [])
+        while len(numbers) <= index:
+            numbers.append(
+                float(torch.rand(1, generator=self._generators[name], dtype=torch.float64))
+            )
+        return numbers[index]

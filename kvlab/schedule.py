@@ -152,12 +152,15 @@ class Schedule:
 
 
 class StepPlan:
-    """A step while it is being decided: what is given out so far, and the budget left."""
+    """A step while it is being decided: what is given out so far, and the budget left.
 
-    def __init__(self, budget: int) -> None:
+    copies   the list that block copies are added to; it outlives a plan that is never finished
+    """
+
+    def __init__(self, budget: int, copies: list[tuple[int, int]] | None = None) -> None:
         self.budget = self._full_budget = budget
         self.scheduled: list[ScheduledRequest] = []
-        self.copies: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = [] if copies is None else copies
         self.reasons: dict[str, Reason] = {}
         self.preempted: list[str] = []
 

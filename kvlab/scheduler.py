@@ -41,6 +41,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.stats = SchedulerStats()
         self._num_added = 0
+        self._copies: list[tuple[int, int]] = []  # asked for, and not handed out in a Schedule yet
 
     # -- in and out ---------------------------------------------------------------------
 
@@ -77,11 +78,12 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide one step: running requests first, then waiting ones. Blocks are taken here."""
-        plan = StepPlan(self.config.max_num_batched_tokens)
+        plan = StepPlan(self.config.max_num_batched_tokens, self._copies)
         self._schedule_running(plan)
         self._schedule_waiting(plan)
         step, self.stats.num_steps = self.stats.num_steps, self.stats.num_steps + 1
-        return plan.finish(step, self.manager.block_size)
+        schedule, self._copies = plan.finish(step, self.manager.block_size), []
+        return schedule
 
     def update(self, schedule: Schedule, sampled: Mapping[str, Seq[int]]) -> dict[str, list[int]]:
         """Take the step's outputs: for each request that samples, agreed drafts and one token.

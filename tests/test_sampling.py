@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kvlab.sampling import Sampler, SamplingError, SamplingParams, distribution
+from kvlab.sampling import Sampler, SamplingError, SamplingParams, Wanted, distribution
 
 LOGITS = torch.tensor([0.0, math.log(2), math.log(4), math.log(1)])  # 1 : 2 : 4 : 1
 
@@ -31,8 +31,8 @@ def test_top_p_keeps_the_token_that_crosses_the_line(top_p, kept):
 
 def test_draws_follow_the_distribution():
     params, sampler, counts = SamplingParams(1.0, seed=5), Sampler(), torch.zeros(4)
-    for _ in range(4000):
-        [token] = sampler.sample(LOGITS[None], [("a", params, ())])["a"]
+    for i in range(4000):
+        [token] = sampler.sample(LOGITS[None], [Wanted("a", params, (), i)])["a"]
         counts[token] += 1
     expected = 4000 * distribution(LOGITS, params).float()
     assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees, 0.1 %
@@ -41,9 +41,10 @@ def test_draws_follow_the_distribution():
 def test_the_same_seed_draws_the_same_and_rows_do_not_mix():
     rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     one, two = SamplingParams(1.0, seed=1), SamplingParams(1.0, seed=2)
-    together = Sampler().sample(rows, [("a", one, ()), ("b", two, ()), ("c", SamplingParams(), ())])
-    assert together["a"] == Sampler().sample(rows[:1], [("x", one, ())])["x"]
-    assert together["b"] == Sampler().sample(rows[1:2], [("y", two, ())])["y"]
+    wanted = [Wanted("a", one), Wanted("b", two), Wanted("c", SamplingParams())]
+    together = Sampler().sample(rows, wanted)
+    assert together["a"] == Sampler().sample(rows[:1], [Wanted("x", one)])["x"]
+    assert together["b"] == Sampler().sample(rows[1:2], [Wanted("y", two)])["y"]
     assert together["c"] == [int(rows[2].argmax())]
 
 
@@ -51,14 +52,15 @@ def test_drafts_are_verified_row_by_row_and_use_no_number_when_wrong():
     rows = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
     params = SamplingParams(1.5, seed=9)
     plain, tokens = Sampler(), []
-    for row in rows:
-        tokens += plain.sample(row[None], [("a", params, ())])["a"]
-    right = Sampler().sample(rows, [("a", params, tokens[:3])])["a"]
+    for i, row in enumerate(rows):
+        tokens += plain.sample(row[None], [Wanted("a", params, (), i)])["a"]
+    right = Sampler().sample(rows, [Wanted("a", params, tokens[:3])])["a"]
     assert right == tokens
     wrong = [tokens[0], (tokens[1] + 1) % 50, tokens[2]]
     sampler = Sampler()
-    assert sampler.sample(rows, [("a", params, wrong)])["a"] == tokens[:2]
-    assert sampler.sample(rows[2:3], [("a", params, ())])["a"] == tokens[2:3]
+    for _ in range(2):  # a step that is done again draws the same
+        assert sampler.sample(rows, [Wanted("a", params, wrong)])["a"] == tokens[:2]
+    assert sampler.sample(rows[2:3], [Wanted("a", params, (), 2)])["a"] == tokens[2:3]
 
 
 @pytest.mark.parametrize(

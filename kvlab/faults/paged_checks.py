@@ -79,8 +79,9 @@ def watch_slots() -> Iterator[None]:
 def watch_copies() -> Iterator[None]:
     """After a block copy, K and V of both blocks agree in every layer."""
 
-    def copy_blocks(original, cache, copies):
-        original(cache, copies)
+    def copy_blocks(original, cache, owed):
+        copies = list(owed)
+        original(cache, owed)
         for (src, dst), layer in product(copies, range(cache.spec.num_layers)):
             for name, pool in (("K", cache.key_cache(layer)), ("V", cache.value_cache(layer))):
                 if not torch.equal(pool[src], pool[dst]):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlab.errors import KvlabError
+
 #: Below this share of the card's program slots a launch counts as "not filling it".
 FILLED = 0.8
 #: A candidate is good enough when its wave efficiency reaches this share of the best one.
@@ -20,6 +22,19 @@ PROGRAMS_PER_MULTIPROCESSOR = 2
 MAX_SPLITS = 128
 
 
+class SplitError(KvlabError):
+    """A launch that cannot be cut into splits as it was described."""
+
+
+def require(least: int, **counts: int) -> None:
+    """Raise SplitError unless every count is `least` or more."""
+    for name, count in counts.items():
+        if count < least:
+            raise SplitError(
+                f"{name}={count}; expected {least} or more: take it from the tensors or the device"
+            )
+
+
 def ceil_div(a: int, b: int) -> int:
     """Smallest integer >= a / b."""
     return -(-a // b)
@@ -27,6 +42,7 @@ def ceil_div(a: int, b: int) -> int:
 
 def num_tiles(seq_len: int, tile: int, window: int | None = None) -> int:
     """Tiles that hold at least one key the query may see. Tiles start at multiples of `tile`."""
+    require(1, tile=tile, window=1 if window is None else window)
     first = max(seq_len - window, 0) if window else 0
     return ceil_div(seq_len, tile) - first // tile
 
@@ -39,6 +55,7 @@ def split_range(
     The kernel computes the same two numbers. With a window the first tile may begin before the
     first visible position: those keys are masked, not loaded.
     """
+    require(1, num_splits=num_splits)
     first = max(seq_len - window, 0) if window else 0
     per_split = ceil_div(num_tiles(seq_len, tile, window), num_splits)
     begin = (first // tile + split * per_split) * tile
@@ -50,6 +67,7 @@ def wave_efficiency(num_programs: int, num_slots: int) -> float:
 
     265 programs on 264 slots take two waves and leave 263 slots idle: 265 / 528.
     """
+    require(1, num_slots=num_slots)
     if num_programs == 0:
         return 0.0
     return num_programs / (ceil_div(num_programs, num_slots) * num_slots)
@@ -73,7 +91,13 @@ def choose_num_splits(
        efficiency is within 85 % of the best. Each extra split costs a partial result, so fewest
        wins among the good ones. A fixed table ("8 splits above 2,048 tokens") makes a cliff
        where it steps; this rule has none to fall from.
+
+    Nothing to do (no sequence, no token) is one split. Raises SplitError for counts that no
+    launch has.
     """
+    require(0, num_seqs=num_seqs, num_kv_heads=num_kv_heads, max_seq_len=max_seq_len)
+    require(1, num_multiprocessors=num_multiprocessors, max_splits=max_splits)
+    require(1, programs_per_multiprocessor=programs_per_multiprocessor)
     pairs = num_seqs * num_kv_heads
     slots = num_multiprocessors * programs_per_multiprocessor
     tiles = num_tiles(max_seq_len, tile, window)
@@ -134,7 +158,7 @@ def split_table(
 ) -> dict[str, Any]:
     """Everything the split widget shows about one launch, as plain JSON values."""
     chosen = choose_num_splits(num_seqs, num_kv_heads, max_seq_len, num_multiprocessors, tile)
-    splits = num_splits or chosen
+    splits = chosen if num_splits is None else num_splits
     ranges = [split_range(max_seq_len, i, splits, tile) for i in range(splits)]
     programs = num_seqs * num_kv_heads * splits
     slots = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
