@@ -83,8 +83,13 @@ class BlockManager:
         seq.num_computed_tokens = seq.num_cached_tokens = current.num_tokens
         seq.num_published_blocks = current.num_tokens // self.block_size
         self.sequences[seq.request_id] = seq
+        try:
+            copies = self.grow(seq, num_new_tokens)
+        except BaseException:
+            self.release(seq)  # all or nothing, whatever it was
+            raise
         self.prefix.record(seq, current)
-        return self.grow(seq, num_new_tokens)
+        return copies
 
     def num_blocks_needed(
         self, seq: Sequence, num_new_tokens: int, hit: PrefixHit | None = None

@@ -1,0 +1,301 @@
+"""A step that fails half way, at every point where it can: nothing is lost, nobody is harmed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import assert_empty
+from small_models import tiny_spec
+
+import kvlab.engine as engine_module
+from kvlab.drafts import NgramProposer
+from kvlab.engine import Engine
+from kvlab.engine_inputs import TokenOutOfRange
+from kvlab.invariants import check_state
+from kvlab.model import Decoder
+from kvlab.paged_attention import PagedAttention
+from kvlab.sampling import SamplingParams
+
+LONG = os.environ.get("KVLAB_LONG") == "1"
+VOCAB = 13
+MODEL = Decoder.random(tiny_spec(num_layers=2, vocab_size=VOCAB), seed=1, dtype=torch.float64)
+# Shared beginnings, two equal prompts and one that ends with its last full block: copies on write.
+PROMPTS = [[(3 * t) % VOCAB for t in range(n)] for n in (8, 8, 12, 5, 8, 12, 8)]
+PROMPTS += [[7, 8, 9], [1] * 11]
+WARM = SamplingParams(1.1, seed=3)
+PARAMS = [None, WARM, None, SamplingParams(0.9, seed=4), None, None, None, WARM, None]
+OUTPUTS = 9
+
+
+class Broken(Exception):
+    """The failure that the tests put in."""
+
+
+class Fuse:
+    """Wraps a function; its calls of the given numbers raise, before or after the real call."""
+
+    def __init__(self, real, calls, after):
+        self.real, self.calls, self.after, self.count = real, set(calls), after, 0
+
+    def __call__(self, *args, **kwargs):
+        self.count += 1
+        blows = self.count in self.calls
+        if blows and not self.after:
+            raise Broken(self.real)
+        result = self.real(*args, **kwargs)
+        if blows:
+            raise Broken(self.real)
+        return result
+
+
+def fused_attention(fuse_of):
+    """Paged attention whose layers share one fuse: K and V of some layers are written, of others not."""
+
+    class Fused(PagedAttention):
+        def __call__(self, *args):
+            fuse = fuse_of.setdefault("layers", Fuse(PagedAttention.__call__, (), False))
+            return fuse(self, *args)
+
+    return Fused
+
+
+def made_engine(**options):
+    fuses = {}
+    made = Engine(
+        MODEL,
+        **{
+            "num_blocks": 14,
+            "block_size": 4,
+            "full_hit": "token",
+            "max_num_batched_tokens": 9,
+            "proposer": NgramProposer(2),
+            "attention": fused_attention(fuses),
+            "keep_trace": True,
+            **options,
+        },
+    )
+    return made, fuses
+
+
+def alone(index):
+    made = Engine(MODEL, num_blocks=33, block_size=4)
+    [output] = made.generate([PROMPTS[index]], OUTPUTS, sampling=PARAMS[index])
+    return output.token_ids
+
+
+ALONE = [alone(index) for index in range(len(PROMPTS))]
+
+#: Where a step can break: (name, whether the real call is done first).
+POINTS = [
+    (name, after)
+    for name in (
+        "proposer.propose",
+        "manager.match_prefix",
+        "manager.start",
+        "manager.grow",
+        "scheduler.schedule",
+        "build_batch",
+        "step_record",
+        "cache.copy_block",
+        "runner.run",
+        "layers",
+        "sampler.sample",
+        "sampler._draw",
+        "clock",
+        "scheduler.update",
+    )
+    for after in (False, True)
+    if (name, after)
+    not in {
+        ("scheduler.update", True),
+        ("manager.start", True),
+        ("manager.grow", True),
+        ("scheduler.schedule", True),
+    }
+]
+
+
+def set_fuse(made, fuses, monkeypatch, name, calls, after):
+    if name == "layers":
+        fuses["layers"] = fuse = Fuse(PagedAttention.__call__, calls, after)
+        return fuse
+    holder, _, attribute = name.rpartition(".")
+    target = {
+        "": engine_module if name != "clock" else made,
+        "proposer": made.proposer and NgramProposer,
+        "manager": made.scheduler.manager,
+        "scheduler": made.scheduler,
+        "cache": made.runner.cache,
+        "runner": made.runner,
+        "sampler": made.sampler,
+    }[holder]
+    fuse = Fuse(getattr(target, attribute), calls, after)
+    if target is NgramProposer:
+        monkeypatch.setattr(target, attribute, lambda *args: fuse(*args))
+    else:
+        monkeypatch.setattr(target, attribute, fuse)
+    return fuse
+
+
+def run_all(made, outputs, on_failure=None):
+    """Step to the end over all failures; how many there were."""
+    failures = steps = 0
+    while made.has_requests:
+        try:
+            made.step()
+        except Broken:
+            failures += 1
+            if on_failure:
+                on_failure(failures)
+        check_state(made.scheduler)
+        for output in outputs:
+            assert output.finish_reason != "length" or len(output.token_ids) == OUTPUTS
+        steps += 1
+        assert steps < 2000
+    assert_empty(made.scheduler)
+    assert not made._owed_copies and not made._live and not made._sampling
+    return failures
+
+
+def add_all(made):
+    """The requests, the first of them finished before the others come: there is a prefix to hit."""
+    first = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS, sampling=PARAMS[0])
+    for _ in range(3):
+        made.step()
+    return [first] + [
+        made.add_request(prompt, max_new_tokens=OUTPUTS, sampling=params)
+        for prompt, params in zip(PROMPTS[1:], PARAMS[1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "after"), POINTS)
+@pytest.mark.parametrize("calls", [range(1, 400, 5), range(1, 4), range(2, 400, 11)], ids=str)
+def test_a_failure_at_any_point_of_a_step_changes_no_output(monkeypatch, name, after, calls):
+    made, fuses = made_engine()
+    outputs = add_all(made)
+    fuse = set_fuse(made, fuses, monkeypatch, name, calls, after)
+    failures = run_all(made, outputs)
+    assert failures == sum(call <= fuse.count for call in calls)
+    assert failures > 0 or name == "cache.copy_block"
+    assert [output.token_ids for output in outputs] == ALONE
+    traced = {}
+    for step in made.trace:
+        for request_id, tokens in step["outputs"].items():
+            traced.setdefault(request_id, []).extend(tokens)
+    assert [traced[output.request_id] for output in outputs] == ALONE
+
+
+def test_copies_of_a_failed_step_stay_owed_and_are_done_once(monkeypatch):
+    made, fuses = made_engine(num_blocks=40, proposer=None)
+    first = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
+    made.step()  # eight tokens, two full blocks, still held
+    twin = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
+    copies = []
+    real = made.runner.cache.copy_block
+    monkeypatch.setattr(
+        made.runner.cache, "copy_block", lambda src, dst: (real(src, dst), copies.append(src))
+    )
+    for name in ("build_batch", "build_batch", "layers"):
+        set_fuse(made, fuses, monkeypatch, name, [1], False)
+        with pytest.raises(Broken):
+            made.step()
+        assert len(copies) == (name == "layers")
+    run_all(made, [first, twin])
+    assert len(copies) == 1 and twin.num_cached_tokens == 7
+    assert first.token_ids == twin.token_ids == ALONE[0]
+
+
+@pytest.mark.parametrize("name", ["build_batch", "cache.copy_block", "runner.run"])
+def test_an_abort_after_a_failed_step_leaves_the_owed_copy_harmless(monkeypatch, name):
+    """Both blocks of the copy go back to the pool, and others are given them at once."""
+    made, fuses = made_engine(num_blocks=8, proposer=None)
+    first = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
+    made.step()
+    twin = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
+    set_fuse(made, fuses, monkeypatch, name, [1], False)
+    with pytest.raises(Broken):
+        made.step()
+    made.abort(twin.request_id)
+    others = [
+        made.add_request(PROMPTS[i], max_new_tokens=OUTPUTS, sampling=PARAMS[i]) for i in (3, 7, 8)
+    ]
+    run_all(made, [first, *others])
+    assert first.token_ids == ALONE[0] and twin.token_ids == []
+    assert [output.token_ids for output in others] == [ALONE[i] for i in (3, 7, 8)]
+
+
+@settings(max_examples=400 if LONG else 25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(POINTS), st.lists(st.integers(1, 60), min_size=1, max_size=6)),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda pair: pair[0][0],
+    ),
+    st.sampled_from([9, 14, 40]),
+    st.sampled_from(["block", "token"]),
+    st.booleans(),
+    st.none() | st.integers(0, 8),
+)
+def test_any_mix_of_failures_and_an_abort(points, num_blocks, full_hit, drafts, aborted):
+    made, fuses = made_engine(
+        num_blocks=num_blocks, full_hit=full_hit, proposer=NgramProposer(2) if drafts else None
+    )
+    outputs = add_all(made)
+
+    def abort(failures):
+        if aborted is not None and failures == 2 and not outputs[aborted].finished:
+            made.abort(outputs[aborted].request_id)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for (name, after), calls in points:
+            if drafts or not name.startswith("proposer"):
+                set_fuse(made, fuses, monkeypatch, name, calls, after)
+        run_all(made, outputs, abort)
+    for index, output in enumerate(outputs):
+        expected = ALONE[index]
+        if output.finish_reason == "abort":
+            expected = expected[: len(output.token_ids)]
+        assert output.token_ids == expected, index
+
+
+def test_a_failure_in_generate_takes_its_own_requests_out_only(monkeypatch):
+    made, fuses = made_engine()
+    other = made.add_request(PROMPTS[2], max_new_tokens=OUTPUTS)
+    set_fuse(made, fuses, monkeypatch, "runner.run", [3], False)
+    with pytest.raises(Broken):
+        made.generate(PROMPTS[:2], OUTPUTS)
+    assert set(made.scheduler.requests) == {other.request_id}
+    run_all(made, [other])
+    assert other.token_ids == ALONE[2]
+
+
+def test_a_clock_that_fails_leaves_no_half_added_request(monkeypatch):
+    made, fuses = made_engine()
+    set_fuse(made, fuses, monkeypatch, "clock", [1], False)
+    with pytest.raises(Broken):
+        made.add_request(PROMPTS[0])
+    assert_empty(made.scheduler)
+
+
+def test_drafts_out_of_range_are_named_before_anything_is_scheduled():
+    class Wild:
+        def propose(self, token_ids, limit):
+            return [VOCAB] if self.wild and limit else []
+
+    wild = Wild()
+    wild.wild = False
+    made, _ = made_engine(proposer=wild)
+    output = made.add_request(PROMPTS[2], max_new_tokens=OUTPUTS)
+    for _ in range(3):
+        made.step()
+    wild.wild = True
+    with pytest.raises(TokenOutOfRange, match="draft token 0"):
+        made.step()
+    wild.wild = False
+    run_all(made, [output])
+    assert output.token_ids == ALONE[2]
