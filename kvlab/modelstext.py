@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from html import escape
 
-from kvlab import units
+from kvlab import costs, kv_costs, units
+from kvlab.configs import find_model
 from kvlab.reports.kv import TABLE_CONTEXTS, models_report
+from kvlab.specs import ModelSpec
 
+#: The column of one tensor-parallel rank: so many ranks, at this context.
+RANKS, RANK_TOKENS = 8, 32_768
 HEAD = (
     ("model", "text"),
-    ("layers", "text"),
-    ("query / KV heads", "number"),
-    ("head size", "number"),
+    *((f"at {tokens:,} tokens", "number") for tokens in TABLE_CONTEXTS),
+    (f"at {RANK_TOKENS:,}, on each of {RANKS} ranks", "number"),
     ("bytes a token, for good", "number"),
     ("bytes a token, at first", "number"),
     ("fixed state", "number"),
-    *((f"at {tokens:,} tokens", "number") for tokens in TABLE_CONTEXTS),
+    ("layers", "text"),
+    ("query / KV heads", "number"),
+    ("head size", "number"),
 )
 
 
@@ -45,14 +50,17 @@ def models_html() -> str:
 def _row(row: dict) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in row["layer_kinds"].items())
     heads = row["num_heads"] or 0
+    spec = find_model(row["preset"])
+    latent = next((layer.key_dim for layer in spec.layers if layer.kind == "latent"), None)
     cells = [
-        (kinds, kinds),
-        (f"{heads} / {row['num_kv_heads']}", heads),
-        (f"{row['head_dim']}", row["head_dim"]),
+        *(_size(row.get(f"bytes_at_{tokens}")) for tokens in TABLE_CONTEXTS),
+        _rank(spec),
         _count(row["kv_bytes_per_token_growing"]),
         _count(row["kv_bytes_per_token_filling"]),
         _size(row["fixed_bytes_per_sequence"]),
-        *(_size(row.get(f"bytes_at_{tokens}")) for tokens in TABLE_CONTEXTS),
+        (kinds, kinds),
+        (f"{heads} / {row['num_kv_heads'] if latent is None else 'one row'}", heads),
+        (f"{row['head_dim']}", row["head_dim"]) if latent is None else (f"row of {latent}", latent),
     ]
     tds = "".join(
         f'<td data-value="{escape(str(value))}">{escape(text)}</td>' for text, value in cells
@@ -62,6 +70,16 @@ def _row(row: dict) -> str:
         f'<tr><th scope="row" data-value="{name.lower()}">{name}<br>'
         f"<code>{escape(row['preset'])}</code></th>{tds}</tr>"
     )
+
+
+def _rank(spec: ModelSpec) -> tuple[str, int]:
+    """What one rank keeps of one sequence; heads that cannot be shared out evenly are said so."""
+    try:
+        own = kv_costs.per_rank(spec, RANKS)
+    except kv_costs.KvCostError:
+        return "heads do not divide", -1
+    fixed = kv_costs.fixed_bytes_per_sequence(own)
+    return _size(None if fixed is None else fixed + costs.kv_bytes(own, RANK_TOKENS))
 
 
 def _count(value: int) -> tuple[str, int]:

@@ -18,7 +18,8 @@ from IPython.display import HTML, Markdown, display
 from kvlab.errors import KvlabError
 
 PLOTLY = "application/vnd.plotly.v1+json"
-#: The same thing has the same colour everywhere (Okabe and Ito); widgets/shared.css agrees.
+#: The same thing has the same colour everywhere (the first seven are Okabe and Ito's);
+#: widgets/shared.css agrees.
 COLOURS = {
     "q": "#0072B2",
     "k": "#E69F00",
@@ -27,8 +28,15 @@ COLOURS = {
     "cache": "#56B4E9",
     "waste": "#D55E00",
     "padding": "#8A929A",
+    # Sequences, kinds of steps and other things that are none of the above.
+    "one": "#7A5BD0",
+    "two": "#A0961A",
+    "three": "#A85C38",
+    "four": "#35808A",
+    "five": "#5F6B7A",
+    "six": "#B5485A",
 }
-CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+CYCLE = tuple(COLOURS[name] for name in ("one", "two", "three", "four", "five", "six"))
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 #: A grey that can be read on white and on black; the rendered page puts its own ink there.

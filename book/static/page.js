@@ -162,10 +162,10 @@
     return globalThis.Plotly;
   });
 
-  function themed(layout) {
+  function themed(figure) {
     const css = getComputedStyle(document.documentElement);
     const [ink, line] = [css.getPropertyValue("--kv-fg").trim(), css.getPropertyValue("--kv-line").trim()];
-    const next = structuredClone(layout);
+    const next = structuredClone(figure.layout ?? {});
     Object.assign(next, { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true });
     next.font = { ...next.font, color: ink };
     delete next.width;
@@ -173,6 +173,20 @@
       if (/^[xy]axis\d*$/.test(name)) {
         next[name] = { ...next[name], gridcolor: line, linecolor: line, zerolinecolor: line };
       }
+    }
+    // The legend keeps clear of the axis title; a logarithmic axis names the points that are drawn.
+    next.legend = { ...next.legend, orientation: "h", x: 0, xanchor: "left", y: 0, yref: "container", yanchor: "bottom" };
+    next.margin = { ...next.margin, b: 85 };
+    if (next.xaxis?.type === "log") {
+      const drawn = [...new Set(figure.data.flatMap((trace) => trace.x ?? []))];
+      if (drawn.length <= 12 && drawn.every((x) => typeof x === "number")) {
+        Object.assign(next.xaxis, { tickmode: "array", tickvals: drawn, ticktext: drawn.map((x) => x.toLocaleString("en-US")) });
+      }
+    }
+    const heights = figure.data.flatMap((trace) => trace.y ?? []).filter((y) => y > 0);
+    if (next.yaxis?.type === "log" && heights.length) {
+      const decades = Math.log10(Math.max(...heights) / Math.min(...heights));
+      next.yaxis.dtick = decades > 2.5 ? 1 : "D2";
     }
     return next;
   }
@@ -182,7 +196,7 @@
     const plot = holder.querySelector(".kvlab-plot");
     const draw = async () => {
       const Plotly = await loadPlotly();
-      await Plotly.react(plot, figure.data, themed(figure.layout ?? {}), { responsive: true, displayModeBar: false });
+      await Plotly.react(plot, figure.data, themed(figure), { responsive: true, displayModeBar: false });
       holder.dataset.drawn = "1";
     };
     const watch = new IntersectionObserver((entries) => {

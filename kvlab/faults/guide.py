@@ -76,7 +76,7 @@ def _entry(entry: Fault, record: dict) -> str:
 
 
 def field_guide_markdown() -> str:
-    """The body of the field guide: a list of all faults, then one entry for each, by layer.
+    """The body of the field guide: all symptoms, then one entry for each fault, by layer.
 
     Level-2 headings for layers, level-3 for faults; plain Markdown.
     """
@@ -85,7 +85,7 @@ def field_guide_markdown() -> str:
     for layer, title in _TITLES.items():
         parts += [f"**{title}**", ""]
         parts += [
-            f"- [`{entry.name}`](#{entry.name}): {entry.detector}"
+            f"- {entry.symptom} [`{entry.name}`](#{entry.name})"
             for entry in faults
             if entry.layer == layer
         ]

@@ -185,7 +185,8 @@ class PoolLab:
         self.manager.mark_computed(seq, 1)
         grew = " into a new block" if len(seq.block_table) > held else ""
         copied = "".join(f" Block {s} is shared: copied to {d} first." for s, d in copies)
-        return f"{name} appends token {seq.num_tokens - 1}{grew}.{copied}", copies
+        where = f"at position {seq.num_tokens - 1}{grew}"
+        return f"{name} appends {seq.words[-1]} {where}.{copied}", copies
 
     def _fork(self, name: str) -> tuple[str, list]:
         seq = self._seq(name)

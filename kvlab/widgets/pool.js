@@ -21,7 +21,7 @@ const POOL_STYLE = `
 .kvp-form { border: 0; border-top: 1px solid var(--kv-line); padding: 0.2rem 0 0; margin: 0.6rem 0 0; min-width: 0; }
 .kvp-form legend { font-size: 0.85em; font-weight: 600; padding: 0 0.4rem 0 0; }
 `;
-const OWNER_HUES = ["q", "k", "v", "weights", "cache"];
+const OWNER_HUES = ["one", "two", "three", "four", "five"];
 const hueOf = (name) => OWNER_HUES[(name.charCodeAt(0) - 65) % OWNER_HUES.length];
 
 /** One colour per owner, in stripes where a block is shared. */
@@ -31,7 +31,7 @@ function fillOf(owners) {
   const stops = hues.map((hue, i) => `${hue} ${(100 * i) / hues.length}% ${(100 * (i + 1)) / hues.length}%`);
   return `linear-gradient(to bottom, ${stops.join(", ")})`;
 }
-const CACHED_FILL = `repeating-linear-gradient(45deg, ${colour("padding")} 0 3px, transparent 3px 6px)`;
+const CACHED_FILL = `repeating-linear-gradient(45deg, ${colour("cache")} 0 3px, transparent 3px 6px)`;
 
 function render({ model, el }) {
   const root = frame({ model, el }, "The pool: who holds which block");

@@ -33,7 +33,7 @@ function render({ model, el }) {
   root.append(
     h("div", { class: "kvlab-row" }, card.element, sequences.element, context.element, splits.element),
     turns.element,
-    legend([["cache", "reads a tile in this turn"], ["k", "read before"], ["padding", "slot without work"]]),
+    legend([["cache", "reads a tile in this turn"], ["one", "read before"], ["padding", "slot without work"]]),
     h("h4", {}, "The card: one square is one slot for a program"), slots,
     h("h4", {}, "K and V of one sequence and one KV head, cut into splits"), range,
     table.element, said.element,
@@ -74,7 +74,7 @@ function render({ model, el }) {
       read += done;
       reading += moved ? 1 : 0;
       const slot = program - wave * now.slots;
-      if (slot >= 0 && slot < now.slots) state[slot] = moved ? "cache" : done > 0 ? "k" : null;
+      if (slot >= 0 && slot < now.slots) state[slot] = moved ? "cache" : done > 0 ? "one" : null;
     }
     slots.replaceChildren(slotPicture(state, reading, wave));
     range.replaceChildren(rangePicture(turn));
@@ -125,7 +125,7 @@ function render({ model, el }) {
       const x = split * now.per_split * scale;
       const done = progress(split * now.pairs, turn);
       const moved = turn > 0 && done > progress(split * now.pairs, turn - 1);
-      image.append(svg("rect", { x, y: 4, width: done * scale, height: 26, fill: colour("k") }));
+      image.append(svg("rect", { x, y: 4, width: done * scale, height: 26, fill: colour("one") }));
       if (moved) {
         const tile = Math.max(scale, 3);
         image.append(svg("rect", { x: x + done * scale - tile, y: 4, width: tile, height: 26, fill: colour("cache") }));

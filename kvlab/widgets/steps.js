@@ -2,9 +2,9 @@
 // a cell is how many of its tokens ran. The first trace was recorded; the others Python computes.
 
 const KINDS = {
-  prefill: ["cache", "prefill: prompt tokens"],
-  decode: ["v", "decode: one new token"],
-  verify: ["q", "decode with drafts"],
+  prefill: ["one", "prefill: prompt tokens"],
+  decode: ["two", "decode: one new token"],
+  verify: ["three", "decode with drafts"],
   recompute: ["waste", "computed again after a preemption"],
 };
 
@@ -86,9 +86,8 @@ function render({ model, el }) {
   const rows = tableView({ caption: "Its ragged batch, one row a token", head: ["row", "request", "req_indices", "query_pos", "position", "slot", "logits"] });
   const lengths = h("p", { class: "kvlab-muted" });
   root.append(
-    started.element, ready, problem,
-    legend([...Object.values(KINDS), ["k", "left edge: found in the prefix cache"], ["padding", "waits (× preempted)"]]),
-    picture, totals, steps.element, said.element, people.element,
+    legend([...Object.values(KINDS), ["cache", "left edge: found in the prefix cache"], ["padding", "waits (× preempted)"]]),
+    picture, totals, steps.element, said.element, started.element, problem, ready, people.element,
     h("details", { open: true }, h("summary", {}, "The ragged batch of this step"), lengths, rows.element),
   );
 
@@ -126,7 +125,7 @@ function render({ model, el }) {
       const filled = (cell * record.used) / record.budget;
       image.append(
         svg("rect", { x, y: floor + 2, width: cell, height: 15, fill: "none", stroke: "var(--kv-line)" }),
-        svg("rect", { x, y: floor + 2, width: filled, height: 15, fill: colour("cache"), "fill-opacity": 0.45 }),
+        svg("rect", { x, y: floor + 2, width: filled, height: 15, fill: colour("padding"), "fill-opacity": 0.7 }),
         svg("text", { x: x + cell / 2, y: floor + 14, "text-anchor": "middle" }, String(record.used)),
         svg("text", { x: x + cell / 2, y: floor + 34, "text-anchor": "middle" }, String(record.free_after)),
         svg("rect", {
@@ -145,7 +144,7 @@ function render({ model, el }) {
     const middle = { x: x + cell / 2, y: y + cell / 2 + 4, "text-anchor": "middle" };
     if (share) {
       image.append(svg("rect", { x, y, width: cell, height: cell, rx: 4, fill: colour(KINDS[share.kind][0]), "fill-opacity": 0.5 }));
-      if (share.cached) image.append(svg("rect", { x, y, width: 7, height: cell, rx: 2, fill: colour("k") }));
+      if (share.cached) image.append(svg("rect", { x, y, width: 7, height: cell, rx: 2, fill: colour("cache") }));
       image.append(svg("text", { ...middle, x: middle.x + (share.cached ? 3 : 0), "font-weight": 600, style: "fill:var(--kv-fg)" }, String(share.tokens)));
     } else if (record.reasons[name]) {
       const lost = record.preempted.includes(name);
