@@ -30,6 +30,7 @@ help:
 	@echo "make lab         open JupyterLab on the chapters"
 	@echo "make notebooks   run the chapters' .py files and write their .ipynb (ONLY=\"02 05\": some)"
 	@echo "make test        all tests; builds the book first and finds a Chromium"
+	@echo "make colab       the chapters on Colab's versions; make newest, make transformers4: on others"
 	@echo "make long        the tests with long property runs"
 	@echo "make bench       measure decoding on this machine"
 	@echo "make address URL=https://github.com/OWNER/REPOSITORY   set the public address everywhere"
@@ -71,6 +72,29 @@ check: $(ENV)
 	$(PY) tools/build_notebooks.py --check
 	$(VENV)/bin/ruff check .
 
+# The chapters on other versions of what they stand on, each in an environment of its own. It
+# fetches and converts the checkpoint for itself, as a hosted notebook does.
+VERSIONS := colab newest transformers4
+TORCH := $(shell grep '^torch==' requirements.txt)
+TRITON := -r requirements-triton.txt
+TRANSFORMERS_TESTS := tests/test_hf.py
+
+.PHONY: $(VERSIONS)
+$(VERSIONS): %: .venv-%/.installed
+	export KVLAB_CACHE=$(CURDIR)/.venv-$@/cache; \
+	.venv-$@/bin/python -m pytest -q $(TRANSFORMERS_TESTS) || failed=1; \
+	.venv-$@/bin/python tools/run_chapters.py $(ONLY) && test -z "$${failed:-}"
+
+.venv-%/.installed: requirements-%.txt requirements.txt pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --progress-bar off --upgrade $(TORCH) -r $< -e '.[versions]'
+	$(@D)/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
+	  || $(@D)/bin/python -m pip install --quiet --progress-bar off $(TRITON)
+	@touch $@
+.venv-colab/.installed: TRITON := triton==3.6.0
+.venv-newest/.installed: today
+.PHONY: today
+
 browser: $(ENV)
 	@$(PY) tools/browser.py
 
@@ -96,7 +120,7 @@ constraints: $(ENV)
 
 clean:
 	rm -rf _build .cache .pytest_cache .hypothesis .ruff_cache .mypy_cache
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv node_modules
+	rm -rf .venv .venv-* node_modules

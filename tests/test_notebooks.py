@@ -22,7 +22,6 @@ import pytest
 import torch
 
 from kvlab.devices import choose_dtype, half_dtype
-from kvlab.hf import UnknownCacheObject, cache_of, layer_key, load_with
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -312,53 +311,7 @@ def test_nb_07_dead_links_fail_and_other_sites_are_not_asked(tmp_path):
     assert dead_links(page, page.read_text(), tmp_path) == ["page.md: missing.md"]
 
 
-# --- what differs between versions and machines ---
-
-KEY = torch.zeros(1, 3, 7, 64)
-
-
-@pytest.mark.parametrize("cache", [
-    SimpleNamespace(layers=[SimpleNamespace(keys=KEY, values=KEY)]),  # 4.56 and later, 5.x
-    SimpleNamespace(key_cache=[KEY], value_cache=[KEY]),              # 4.36 to 4.55
-    ((KEY, KEY),),                                                    # before
-], ids=["layers", "key_cache", "tuples"])
-def test_nb_04_layer_0_key_of_every_cache_object(cache):
-    assert layer_key(cache).shape == (1, 3, 7, 64)
-    for name in ("cache", "past_key_values"):
-        assert cache_of(SimpleNamespace(**{name: cache})) is cache
-
-
-def test_nb_04_an_unknown_cache_object_is_named():
-    with pytest.raises(UnknownCacheObject, match="SimpleNamespace"):
-        layer_key(SimpleNamespace(pages=[]))
-    with pytest.raises(UnknownCacheObject, match="use_cache=True"):
-        cache_of(SimpleNamespace(logits=1))
-
-
-def test_nb_04_the_dtype_keyword_of_every_version():
-    class New:
-        @classmethod
-        def from_pretrained(cls, folder, dtype):
-            return SimpleNamespace(eval=lambda: ("new", folder, dtype))
-
-    class Old:
-        @classmethod
-        def from_pretrained(cls, folder, torch_dtype):
-            return SimpleNamespace(eval=lambda: ("old", folder, torch_dtype))
-
-    assert load_with(New, "f") == ("new", "f", torch.float32)
-    assert load_with(Old, "f") == ("old", "f", torch.float32)
-
-
-def test_nb_04_the_installed_version():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        output = model(torch.arange(5)[None], use_cache=True)
-    assert layer_key(cache_of(output)).shape == (1, 2, 5, 8)
+# --- what differs between machines ---
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [
