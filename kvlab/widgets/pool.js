@@ -21,7 +21,7 @@ const POOL_STYLE = `
 .kvp-form { border: 0; border-top: 1px solid var(--kv-line); padding: 0.2rem 0 0; margin: 0.6rem 0 0; min-width: 0; }
 .kvp-form legend { font-size: 0.85em; font-weight: 600; padding: 0 0.4rem 0 0; }
 `;
-const OWNER_HUES = ["one", "two", "three", "four", "five"];
+const OWNER_HUES = ["one", "two", "four", "five", "three"];
 const hueOf = (name) => OWNER_HUES[(name.charCodeAt(0) - 65) % OWNER_HUES.length];
 
 /** One colour per owner, in stripes where a block is shared. */

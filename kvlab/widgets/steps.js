@@ -4,7 +4,7 @@
 const KINDS = {
   prefill: ["one", "prefill: prompt tokens"],
   decode: ["two", "decode: one new token"],
-  verify: ["three", "decode with drafts"],
+  verify: ["four", "decode with drafts"],
   recompute: ["waste", "computed again after a preemption"],
 };
 
