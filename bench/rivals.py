@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from kvlab.attention import CachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import Checkpoint
 from kvlab.generate import cached_generate
-from kvlab.hf import cache_of, load_with
+from kvlab.hf import cache_argument, cache_of, load_with
 
 Generate = Callable[[Sequence[int], int], list[int]]
 
@@ -94,8 +93,7 @@ class Rivals:
             ids = torch.full((1, context - 1), 11)
             cache = cache_of(self.reference(ids, logits_to_keep=1))
         token, position = torch.tensor([[11]]), torch.tensor([[context - 1]])
-        accepted = inspect.signature(LlamaForCausalLM.forward).parameters
-        held = {"cache" if "cache" in accepted else "past_key_values": cache}
+        held = cache_argument(self.reference, cache)
 
         @torch.inference_mode()
         def step() -> object:

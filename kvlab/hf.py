@@ -7,6 +7,7 @@ imports transformers: the caller hands in its classes and objects.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import torch
@@ -46,6 +47,15 @@ def cache_of(output: object) -> object:
     raise UnknownCacheObject(
         f"given a {type(output).__name__} without a cache; call the model with use_cache=True, "
         "and generate with return_dict_in_generate=True.")
+
+
+def cache_argument(model: torch.nn.Module, cache: object) -> dict[str, object]:
+    """The keyword with which a transformers model takes a cache: `cache`, or its older name.
+
+        output = model(token, **cache_argument(model, cache))
+    """
+    new = "cache" in inspect.signature(model.forward).parameters
+    return {"cache" if new else "past_key_values": cache}
 
 
 def load_with(model_class: type, folder: Path | str, dtype: torch.dtype = torch.float32):

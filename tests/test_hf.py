@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import StaticCache
 
-from kvlab.hf import UnknownCacheObject, cache_of, layer_key, load_with
+from kvlab.hf import UnknownCacheObject, cache_argument, cache_of, layer_key, load_with
 
 KEY = torch.zeros(1, 3, 7, 64)
 
@@ -83,7 +83,7 @@ def test_a_longer_forward_begins_with_the_same_keys(tiny):
 def test_a_cache_that_is_handed_in_grows(tiny):
     cache = cache_of(run(tiny, 5))
     with torch.inference_mode():
-        output = tiny(torch.tensor([[5]]), past_key_values=cache, use_cache=True)
+        output = tiny(torch.tensor([[5]]), use_cache=True, **cache_argument(tiny, cache))
     torch.testing.assert_close(layer_key(cache_of(output)), layer_key(cache_of(run(tiny, 6))))
 
 
@@ -98,7 +98,7 @@ def test_the_cache_of_generate(tiny):
 
 def test_a_static_cache_holds_rows_for_its_whole_length(tiny):
     cache = StaticCache(config=tiny.config, max_cache_len=16)
-    keys = layer_key(cache_of(run(tiny, 5, past_key_values=cache)))
+    keys = layer_key(cache_of(run(tiny, 5, **cache_argument(tiny, cache))))
     assert keys.shape == (1, 2, 16, 8)
     torch.testing.assert_close(keys[:, :, :5], layer_key(cache_of(run(tiny, 5))))
     assert not keys[:, :, 5:].any()

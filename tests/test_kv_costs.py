@@ -12,6 +12,7 @@ from kvlab import costs, kv_costs, units
 from kvlab.cache import ContiguousKVCache
 from kvlab.configs import model_names, preset, read_config
 from kvlab.errors import KvlabError
+from kvlab.hf import cache_argument, cache_of
 from kvlab.kv_costs import KvCostError
 from kvlab.kv_formats import FORMATS, KvFormatError, storage_format
 from kvlab.paged_cache import PagedKVCache
@@ -283,8 +284,9 @@ def run(config: dict, num_tokens: int, cache=None):
     model = AutoModelForCausalLM.from_config(loaded, dtype=torch.float32).eval()
     with torch.no_grad():
         ids = torch.arange(num_tokens)[None] % 60 + 2
-        output = model(ids, use_cache=True, **({"past_key_values": cache} if cache else {}))
-    return read_config(loaded.to_dict()), output.past_key_values
+        given = cache_argument(model, cache) if cache else {}
+        output = model(ids, use_cache=True, **given)
+    return read_config(loaded.to_dict()), cache_of(output)
 
 
 def held_bytes(cache) -> int:
