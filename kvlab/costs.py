@@ -67,8 +67,8 @@ def streamed_params(spec: ModelSpec):
     """
     if not spec.is_dense_llama:
         raise NotDenseLlama(
-            f"exact parameters of {spec.name!r} ({spec.model_type}) are not counted: only dense "
-            f"Llama-shaped decoders are; pass the number of parameters a token uses (--params N)"
+            f"{spec.name} ({spec.model_type}): the parameters can be counted from the config of a "
+            f"dense Llama-shaped decoder only; give the number that a token uses (--params 8.03e9)"
         )
     per_layer = (
         qkv_params_per_layer(spec) + output_params_per_layer(spec) + mlp_params_per_layer(spec)

@@ -57,6 +57,10 @@ def test_cost_of_a_config_file(tmp_path):
         (["cost", "llama-3-8b", "--decode", "0"], "--decode"),
         (["cost", "llama-3-8b", "--params", "lots"], "--params"),
         (["cost", "llama-3-8b", "--bandwidth", "-1"], "--bandwidth"),
+        (["cost", "falcon-7b"], "give the number that a token uses (--params 8.03e9)"),
+        (["cost", "mixtral-8x7b", "--params", "exact"], "Mixtral-8x7B (mixtral)"),
+        (["cost", "gpt-oss-20b"], "layers of kind sliding; expected full attention"),
+        (["cost", "deepseek-v3", "--params", "3.7e10"], "`kvlab kv` sizes this model's cache"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments, word):
@@ -64,6 +68,12 @@ def test_bad_input_is_one_line_and_status_2(arguments, word):
     assert run.returncode == 2 and run.stdout == ""
     assert word in run.stderr and "Traceback" not in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["falcon-7b", "mixtral-8x7b", "gpt-2"])
+def test_cost_of_another_shape_takes_the_number_of_parameters(model):
+    run = kvlab("cost", model, "--params", "7e9", "--json")
+    assert run.returncode == 0 and json.loads(run.stdout)["num_parameters"] == 7_000_000_000
 
 
 def test_a_closed_pipe_is_no_error():

@@ -252,6 +252,45 @@ def test_engine_settings_that_cannot_work(settings):
         engine(**settings)
 
 
+def test_att_07_no_request_may_pass_the_context_length_of_the_model():
+    context = MODEL.spec.max_position_embeddings
+    with pytest.raises(SchedulerConfigError, match=f"max_model_len={context + 1}.*{context}"):
+        engine(max_model_len=context + 1)
+    for asked in (None, context, context - 1):
+        made = engine(max_model_len=asked)
+        longest = made.scheduler.config.max_model_len
+        assert longest == (asked or context)
+        with pytest.raises(NeverFits, match=f"{longest} positions of the model"):
+            made.add_request([1] * longest, max_new_tokens=2)
+        output = made.add_request([1] * (longest - 1), max_new_tokens=2)
+        checked_run(made)
+        assert output.token_ids == alone([1] * (longest - 1), 2)
+
+
+def test_several_ids_may_end_every_request():
+    stops = {ALONE[3][4], ALONE[3][6]}
+    first = next(i for i, token in enumerate(ALONE[3]) if token in stops)
+    for eos in (stops, sorted(stops), tuple(stops)):
+        [output] = engine(eos_token_id=eos).generate([PROMPTS[3]], 15)
+        assert output.token_ids == ALONE[3][: first + 1]
+    with pytest.raises(RequestError, match="eos_token_id"):
+        engine(eos_token_id="</s>")
+
+
+@pytest.mark.parametrize("prompts", [[1, 2, 3], ["text"], [None], [b"text"]])
+def test_a_prompt_that_is_no_row_of_tokens_is_named(prompts):
+    made = engine()
+    with pytest.raises(RequestError, match="expected a list of token ids"):
+        made.generate(prompts, 3)
+    assert_empty(made.scheduler)
+
+
+def test_prompts_may_come_from_a_generator():
+    outputs = engine().generate((prompt for prompt in PROMPTS[:3]), 15)
+    assert [output.token_ids for output in outputs] == ALONE[:3]
+    assert engine().generate([], 15) == []
+
+
 def test_a_raising_callback_takes_its_own_requests_out_only():
     made = engine()
     other = made.add_request(PROMPTS[1], max_new_tokens=15)

@@ -9,6 +9,7 @@ from paged_case import paged_case
 from kvlab.kernels import checks
 from kvlab.kernels.launch import paged_decode
 from kvlab.kernels.splits import (
+    SplitError,
     choose_num_splits,
     num_tiles,
     split_range,
@@ -114,3 +115,35 @@ def test_never_more_splits_than_tiles_or_the_limit() -> None:
     assert choose_num_splits(1, 1, 96, 132, 32) == 3
     assert choose_num_splits(1, 1, 10**6, 132, 32) <= 128
     assert choose_num_splits(1, 1, 10**6, 132, 32, window=64) <= 3
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"num_multiprocessors": 0},
+        {"tile": 0},
+        {"window": 0},
+        {"max_splits": 0},
+        {"programs_per_multiprocessor": 0},
+        {"num_seqs": -1},
+        {"num_kv_heads": -1},
+        {"max_seq_len": -1},
+    ],
+)
+def test_counts_that_no_launch_has_are_named(counts) -> None:
+    shape = dict(num_seqs=1, num_kv_heads=8, max_seq_len=4096, num_multiprocessors=108, tile=32)
+    with pytest.raises(SplitError, match=f"{next(iter(counts))}={next(iter(counts.values()))}"):
+        choose_num_splits(**{**shape, **counts})
+
+
+def test_no_work_is_one_split_and_no_split_is_named() -> None:
+    assert choose_num_splits(1, 8, 0, 108, 32) == 1
+    assert choose_num_splits(0, 0, 0, 1, 1) == 1
+    for call in (
+        lambda: split_range(64, 0, 0, 32),
+        lambda: num_tiles(64, 0),
+        lambda: wave_efficiency(8, 0),
+        lambda: split_table(1, 8, 64, 108, 32, num_splits=0),
+    ):
+        with pytest.raises(SplitError, match="expected 1 or more"):
+            call()

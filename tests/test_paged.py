@@ -20,7 +20,7 @@ from kvlab.generate_paged import PagedDecoder, paged_generate
 from kvlab.model import Decoder
 from kvlab.paged_attention import TableEntryOutOfRange, paged_attention
 from kvlab.paged_cache import LAYOUTS, PagedKVCache
-from kvlab.sequence import Sequence
+from kvlab.sequence import Sequence, SequenceError
 from kvlab.slots import SlotOutOfRange
 
 NAN = float("nan")
@@ -580,3 +580,51 @@ def test_att_07_the_pool_is_sized_for_what_the_context_allows():
     model = Decoder.random(tiny_spec(num_layers=1, max_position_embeddings=10))
     outputs = paged_generate(model, [1, 2, 3, 4, 5], 10**9, block_size=4)
     assert outputs == cached_generate(model, [1, 2, 3, 4, 5], 10**9) and len(outputs) == 6
+
+
+def test_prefill_of_a_computed_sequence_is_named_and_changes_nothing():
+    decoder = PagedDecoder(Decoder.random(tiny_spec()), 20, 4)
+    seq = decoder.sequence(list(range(8)))
+    decoder.prefill(seq)
+    child = decoder.manager.fork(seq, "child")
+    for done in (seq, child):
+        with pytest.raises(SequenceError, match=r"expected 1 to 0.*append"):
+            decoder.prefill(done)
+    assert decoder.num_tokens_computed == 8
+    child.append(3)
+    assert decoder.prefill(child).shape == (decoder.model.spec.vocab_size,)
+    decoder.manager.check_integrity()
+
+
+@pytest.mark.parametrize("count", [0, -1, 9])
+def test_a_forward_of_more_or_fewer_tokens_than_are_left_is_named(count):
+    decoder = PagedDecoder(Decoder.random(tiny_spec()), 20, 4)
+    good, bad = decoder.sequence([1, 2, 3]), decoder.sequence(list(range(8)))
+    with pytest.raises(SequenceError, match="expected 1 to 8"):
+        decoder.forward([(good, 3), (bad, count)])
+    for work in ([], [(good, 1), (good, 1)]):
+        with pytest.raises(SequenceError, match="each of them once"):
+            decoder.forward(work)
+    assert not decoder.manager.sequences and decoder.num_forwards == 0
+    for chunk_size in (0, -2):
+        with pytest.raises(SequenceError, match="tokens to compute given"):
+            decoder.prefill(good, chunk_size)
+
+
+def test_page_11_copies_that_fail_are_done_before_the_next_forward(monkeypatch):
+    model = Decoder.random(tiny_spec(), dtype=torch.float64)
+    decoder = PagedDecoder(model, 20, 4)
+    parent = decoder.sequence([5, 6, 7, 8, 9])
+    decoder.prefill(parent)
+    child = decoder.manager.fork(parent, "child")
+    parent.append(10)
+    child.append(11)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.cache, "copy_block", lambda src, dst: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            decoder.forward([(parent, 1), (child, 1)])
+    rows = decoder.forward([(parent, 1), (child, 1)])
+    for row, token in zip(rows, (10, 11), strict=True):
+        _, logits, _ = steps_of(naive_generate, model, [5, 6, 7, 8, 9, token], 1)
+        torch.testing.assert_close(row, logits[0], atol=1e-10, rtol=0)
+    decoder.manager.check_integrity()

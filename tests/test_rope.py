@@ -58,6 +58,22 @@ def test_pos_01_decode_position_is_seq_len_minus_one():
     check_positions(torch.tensor([[0], [5]]), torch.tensor([0, 6]))  # an idle row has position 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "seq_lens"),
+    [
+        ((2, 1), [3, 3, 3]),
+        ((3, 1), [3, 3]),
+        ((4,), [3, 3]),
+        ((2, 2, 1), [3, 3]),
+        ((0,), 3),
+        ((2, 0), 3),
+    ],
+)
+def test_pos_01_positions_and_lengths_of_different_batches_are_named(shape, seq_lens):
+    with pytest.raises(WrongPosition, match="one seq_len for each row"):
+        check_positions(torch.full(shape, 2), torch.tensor(seq_lens))
+
+
 def test_pos_01_a_uniform_shift_leaves_scores_and_only_the_check_sees_it():
     torch.manual_seed(0)
     q, k = torch.randn(2, 6, 1, 64, dtype=torch.float64)
@@ -299,7 +315,11 @@ ORIGINAL = {"original_max_position_embeddings": 64}
         ("yarn", {"factor": 0, **ORIGINAL}, "factor is 0"),
         ("yarn", {"factor": 2, "original_max_position_embeddings": 0}, "embeddings is 0"),
         ("llama3", {**LLAMA3, **ORIGINAL, "factor": 0}, "factor is 0"),
-        ("llama3", {**LLAMA3, **ORIGINAL, "low_freq_factor": 5}, "expected the first to be at most"),
+        (
+            "llama3",
+            {**LLAMA3, **ORIGINAL, "low_freq_factor": 5},
+            "expected the first to be at most",
+        ),
         ("llama3", {**ORIGINAL, "factor": 8}, "needs 'low_freq_factor'"),
         ("llama3", LLAMA3, "needs 'original_max_position_embeddings'"),
     ],

@@ -159,6 +159,7 @@ def split_table(
     """Everything the split widget shows about one launch, as plain JSON values."""
     chosen = choose_num_splits(num_seqs, num_kv_heads, max_seq_len, num_multiprocessors, tile)
     splits = chosen if num_splits is None else num_splits
+    require(1, num_splits=splits)
     ranges = [split_range(max_seq_len, i, splits, tile) for i in range(splits)]
     programs = num_seqs * num_kv_heads * splits
     slots = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR

@@ -55,8 +55,8 @@ def _require_full_attention(spec: ModelSpec) -> None:
     odd = sorted({layer.kind for _, layer in spec.layer_groups} - {"full"})
     if odd:
         raise ReportError(
-            f"{spec.name}: has layers of kind {', '.join(odd)}; the run's cost is worked out for "
-            f"full attention on every layer. `kvlab kv` sizes the cache of this model"
+            f"{spec.name}: has layers of kind {', '.join(odd)}; expected full attention on every "
+            f"layer, for which the run's cost is worked out. `kvlab kv` sizes this model's cache"
         )
 
 
