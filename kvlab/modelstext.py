@@ -17,7 +17,7 @@ RANKS, RANK_TOKENS = 8, 32_768
 HEAD = (
     ("model", "text"),
     *((f"at {tokens:,} tokens", "number") for tokens in TABLE_CONTEXTS),
-    (f"at {RANK_TOKENS:,}, on each of {RANKS} ranks", "number"),
+    (f"at {RANK_TOKENS:,}, one of {RANKS} ranks", "number"),
     ("bytes a token, for good", "number"),
     ("bytes a token, at first", "number"),
     ("fixed state", "number"),
@@ -77,7 +77,7 @@ def _rank(spec: ModelSpec) -> tuple[str, int]:
     try:
         own = kv_costs.per_rank(spec, RANKS)
     except kv_costs.KvCostError:
-        return "heads do not divide", -1
+        return "not divisible", -1
     fixed = kv_costs.fixed_bytes_per_sequence(own)
     return _size(None if fixed is None else fixed + costs.kv_bytes(own, RANK_TOKENS))
 
