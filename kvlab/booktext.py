@@ -30,6 +30,16 @@ def symbols_table() -> str:
     return formulas.symbols_markdown(preset("llama-3-8b"), preset("smollm2-135m"))
 
 
+def other_letters() -> str:
+    """The letters of the formulas that the table leaves out, with their names in code."""
+    table = symbols_table()
+    return ", ".join(
+        f"${letter}$ `{name}`"
+        for name, letter in formulas.SYMBOLS.items()
+        if f"`{name}`" not in table
+    )
+
+
 def running_example() -> dict[str, str]:
     """Llama-3-8B, p = 2048, n = 512: the numbers that pages quote, as text, by name."""
     spec = preset("llama-3-8b")

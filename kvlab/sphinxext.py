@@ -35,6 +35,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "formula_sheet": booktext.formula_sheet,
     "models_table": booktext.models_table,
     "symbols_table": booktext.symbols_table,
+    "other_letters": booktext.other_letters,
     "field_guide": booktext.field_guide,
     "api": booktext.api,
 }
