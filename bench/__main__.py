@@ -8,6 +8,7 @@ python -m bench --name my-laptop   another record; the page plots the one named 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +17,13 @@ from pathlib import Path
 import torch
 import transformers
 
-from bench import cases, llamacpp, record
+from bench import cases, llamacpp, pages, record
 from bench.rivals import Rivals
 from kvlab import checkpoint
-from kvlab.measure import describe_machine
+from kvlab.measure import describe_machine, measured_hardware
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-CASES = ("decode", "overhead", "means", "context", "engine")
+CASES = ("decode", "overhead", "means", "context", "engine", "pages")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,27 +37,35 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     transformers.utils.logging.set_verbosity_error()
     path = None
-    with tempfile.TemporaryDirectory() as scratch:
-        for dtype_name in options.dtypes:
-            dtype = DTYPES[dtype_name]
-            loaded = checkpoint.load(dtype=dtype)
-            rivals = Rivals.load(loaded, dtype, Path(scratch))
-            for threads in options.threads:
-                torch.set_num_threads(threads)
-                for name, value in _measure(rivals, dtype_name, threads, options):
-                    about = describe_machine()
-                    value = {"load_average_after": about["load_average"], **value}
-                    about |= {
-                        "transformers": transformers.__version__,
-                        "llama_cpp_python": llamacpp.VERSION,
-                        "weights": loaded.source,
-                    }
-                    path = record.write(options.name, {name: value}, about)
-                    print(f"{name}: {_brief(value)}", file=sys.stderr, flush=True)
+    for name, value in _cases(options):
+        about = describe_machine() | {
+            "transformers": transformers.__version__,
+            "llama_cpp_python": llamacpp.VERSION,
+            "weights": checkpoint.load().source,
+        }
+        path = record.write(options.name, {name: value}, about)
+        print(f"{name}: {_brief(value)}", file=sys.stderr, flush=True)
     if path is None:
         return 1
     print(f"written: {path.name} in data/measurements", file=sys.stderr)
     return 0
+
+
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
+    """(name, case) of every case asked for, with the load it left behind."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for dtype_name in options.dtypes if set(options.only) - {"pages"} else ():
+            dtype = DTYPES[dtype_name]
+            rivals = Rivals.load(checkpoint.load(dtype=dtype), dtype, Path(scratch))
+            for threads in options.threads:
+                torch.set_num_threads(threads)
+                for name, value in _measure(rivals, dtype_name, threads, options):
+                    yield name, {"load_average_after": os.getloadavg()[0], **value}
+    if "decode" in options.only:
+        torch.set_num_threads(max(options.threads))
+        record.write_hardware(options.name, measured_hardware())
+    if "pages" in options.only:
+        yield "pages", pages.pages()
 
 
 def _measure(
@@ -65,7 +74,7 @@ def _measure(
     """(name, case) of every case asked for, each written as soon as it is there."""
     tag = f"{dtype}, {threads} thread{'s' if threads > 1 else ''}"
     rounds, only = options.rounds, options.only
-    fewest, most = threads == min(options.threads), threads == max(options.threads)
+    fewest = threads == min(options.threads)
     if "decode" in only:
         yield f"decode, {tag}", cases.decode(rivals, threads, rounds, options.tokens)
         yield f"machine, {tag}", cases.machine_rates([rivals.dtype])
@@ -76,7 +85,7 @@ def _measure(
         yield f"means, {tag}", cases.means(rivals, 4 * rounds)
     if "context" in only and fewest and dtype == "fp32":
         yield f"context, {tag}", cases.against_context(rivals, 3 * rounds)
-    if "engine" in only and most:
+    if "engine" in only:
         yield (
             f"engine, {tag}",
             cases.engine(rivals, max(2, rounds // 2), max(4, options.tokens // 2)),
@@ -84,6 +93,8 @@ def _measure(
 
 
 def _brief(value: dict[str, object]) -> str:
+    if "pages" in value:
+        return f"{len(value['pages'])} pages"
     if "ratio_wall" in value:
         return str({"wall": value["ratio_wall"], "cpu": value["ratio_cpu"]})
     inner = value.get("points") or {k: v for k, v in value.items() if isinstance(v, dict)}

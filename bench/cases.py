@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import numpy as np
 import torch
 
 from bench import ablation, record
@@ -15,7 +16,9 @@ from kvlab.attention import UncachedAttention
 from kvlab.checkpoint import read_weights
 from kvlab.engine import Engine
 from kvlab.measure import count_operators, matrix_flops_per_second, streamed_bytes_per_second
+from kvlab.model import Decoder, project
 
+NUMPY = "numpy's library"
 CONTEXTS = (32, 128, 512, 1024, 2048)
 BATCHES = (1, 2, 4, 8, 16)
 
@@ -112,33 +115,55 @@ def means(rivals: Rivals, rounds: int, context: int = 512) -> dict[str, object]:
     )
 
 
+def products(model: Decoder, rows: int) -> Callable[[], object]:
+    """The matrix products of one step of `rows` sequences, and nothing else."""
+    shape = (rows,) if rows > 1 else ()
+    matrices = [
+        weight
+        for layer in model.layers
+        for weight in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+    ]
+    matrices.append(model.lm_head)
+    inputs = {w.shape[1]: torch.randn(*shape, w.shape[1]).to(w.dtype) for w in matrices}
+
+    @torch.inference_mode()
+    def call() -> None:
+        for weight in matrices:
+            project(weight, inputs[weight.shape[1]])
+
+    return call
+
+
+def _numpy_compares(model: Decoder) -> bool:
+    """numpy knows no bfloat16, and its threads are not torch's (bench/__init__.py)."""
+    return model.dtype == torch.float32 and torch.get_num_threads() == 1
+
+
+def numpy_products(model: Decoder, rows: int) -> Callable[[], object]:
+    """The same products over the same memory by numpy's library: another one than torch's."""
+    layers = [
+        weight.numpy()
+        for layer in model.layers
+        for weight in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+    ]
+    matrices = [*layers, model.lm_head.numpy()]
+    inputs = {w.shape[1]: np.random.rand(rows, w.shape[1]).astype(np.float32) for w in matrices}
+    return lambda: [inputs[weight.shape[1]] @ weight.T for weight in matrices]
+
+
 def overhead(rivals: Rivals, rounds: int, context: int = 64) -> dict[str, object]:
     """Where a step's time goes: reading, products, everything else; operator calls of each loop."""
     model = rivals.checkpoint.model
-    vectors = {
-        n: torch.randn(n).to(rivals.dtype)
-        for n in (
-            model.spec.hidden_size,
-            model.spec.intermediate_size,
-            model.spec.num_heads * model.spec.head_dim,
-        )
-    }
-
-    @torch.inference_mode()
-    def products() -> None:
-        for layer in model.layers:
-            for w in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
-                torch.mv(w, vectors[w.shape[1]])
-        torch.mv(model.lm_head, vectors[model.spec.hidden_size])
-
     weights = costs.weight_bytes(costs.streamed_params(model.spec), rivals.dtype.itemsize)
     calls = {
         "kvlab": rivals.kvlab_step(context),
         "transformers, dynamic cache": rivals.transformers_step(context),
-        "matrix-vector products alone": products,
+        "matrix-vector products alone": products(model, rows=1),
         "reading the weights' bytes": floor_call(weights),
     }
     operators = {name: count_operators(call) for name, call in list(calls.items())[:3]}
+    if _numpy_compares(model):
+        calls[f"the same products, {NUMPY}"] = numpy_products(model, rows=1)
     return _case(
         timed(calls, rounds),
         "kvlab",
@@ -163,6 +188,9 @@ def engine(rivals: Rivals, rounds: int, count: int = 16) -> dict[str, object]:
 
     calls = {f"batch {n}": lambda n=n: run([[5, 6, 7, 8]] * n) for n in BATCHES}
     batches = timed(calls, rounds)
+    alone = {f"torch, batch {n}": products(model, n) for n in BATCHES}
+    if _numpy_compares(model):
+        alone |= {f"{NUMPY}, batch {n}": numpy_products(model, n) for n in BATCHES}
     mixed = _ragged(32)
     longest = max(map(len, mixed))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in mixed])
@@ -181,6 +209,9 @@ def engine(rivals: Rivals, rounds: int, count: int = 16) -> dict[str, object]:
     ragged = timed({"kvlab engine": lambda: run(mixed), "transformers, padded": padded}, rounds)
     return {
         "batches": _case(batches, "batch 1", what="seconds per run", tokens_each=count),
+        "products": _case(
+            timed(alone, 4 * rounds), "torch, batch 1", what="seconds per step, products alone"
+        ),
         "ragged": _case(
             ragged, "kvlab engine", what="seconds per run", requests=32, tokens_each=count
         ),

@@ -159,7 +159,16 @@ def show_engine(record: Record) -> None:
             }
             for n, size in sizes.items()
         ]
-        table(rows, f"The engine over batch sizes, {name}, processor time")
+        alone = case["products"]["cpu"]
+        for row, size in zip(rows, sizes.values(), strict=True):
+            for library in sorted({label.split(", batch")[0] for label in alone}, reverse=True):
+                first, this = (alone[f"{library}, batch {n}"]["median_seconds"] for n in (1, size))
+                row[f"if only {library}'s products took time"] = f"{size * first / this:.2f}"
+        table(
+            rows,
+            f"The engine over batch sizes, {name}, processor time",
+            "The columns at the right: what the matrix products alone would allow.",
+        )
         ragged = case["ragged"]
         rows = [
             {"32 ragged requests": loop, "kvlab's engine = 1": f"{ratio:.2f}"}
@@ -170,3 +179,28 @@ def show_engine(record: Record) -> None:
             f"Requests of different lengths together, {ragged['tokens_each']} tokens each, {name}, "
             "processor time",
         )
+
+
+def show_pages(record: Record) -> None:
+    """What each page weighs, and how soon each slider's move is drawn."""
+    case = record["cases"]["pages"]
+    rows = [
+        {"page": path, "loads before anything is pressed": units.decimal_bytes(facts["bytes"])}
+        for path, facts in case["pages"].items()
+    ]
+    table(rows, f"Weight of the pages; the whole site is {units.decimal_bytes(case['site_bytes'])}")
+    rows = [
+        {
+            "slider": slider,
+            "script and layout, ms": f"{1e3 * times['script']['median_seconds']:.1f}",
+            "until painted, ms": f"{1e3 * times['frame']['median_seconds']:.1f}",
+            "worst": f"{1e3 * times['frame']['worst_seconds']:.1f}",
+        }
+        for facts in case["pages"].values()
+        for slider, times in facts["sliders"].items()
+    ]
+    table(
+        rows,
+        f"One move of each slider, median, Chromium {case['chromium']} without a GPU",
+        f"A screen draws a frame every {1e3 / 60:.1f} ms, so no time until painted can be shorter.",
+    )
