@@ -53,8 +53,10 @@ def say(*paragraphs: str) -> None:
     display(Markdown("\n\n".join(paragraphs)))
 
 
-def table(data: pd.DataFrame | Sequence[Mapping], caption: str, note: str = "") -> None:
-    """Show a table with a caption. A list of dicts makes one row each.
+def table(
+    data: pd.DataFrame | Sequence[Mapping], caption: str, note: str = "", *, text: bool = False
+) -> None:
+    """Show a table with a caption. A list of dicts makes one row each. text: its cells are words.
 
     Floats are shown as pandas shows them: format the cells you care about (kvlab.units).
     """
@@ -62,7 +64,7 @@ def table(data: pd.DataFrame | Sequence[Mapping], caption: str, note: str = "") 
     plain_index = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
     display(
         {
-            "text/html": _table_html(frame, caption, note, with_index=not plain_index),
+            "text/html": _table_html(frame, caption, note, not plain_index, text),
             "text/plain": f"{caption}\n{frame.to_string(index=not plain_index)}",
         },
         raw=True,
@@ -79,6 +81,7 @@ def figure(
     kind: str = "lines",
     log_x: bool = False,
     log_y: bool = False,
+    from_zero: bool = False,
     colours: Mapping[str, str] | None = None,
     height: int = 380,
 ) -> go.Figure | None:
@@ -87,6 +90,7 @@ def figure(
     series   name -> (x values, y values), drawn in order
     kind     "lines" (with markers), "markers", "bars" or "steps"
     alt      what the figure shows, in a sentence: read out, and shown where scripts are off
+    from_zero  the y axis starts at 0, so that heights compare
     colours  name of a series -> a key of COLOURS or a colour; the others take the next free one
     """
     if not alt:
@@ -97,6 +101,8 @@ def figure(
         drawing.add_trace(_trace(kind, name, list(xs), list(ys), number, COLOURS.get(given, given)))
     if kind == "bars":
         drawing.update_layout(barmode="group")
+    if from_zero:
+        drawing.update_yaxes(rangemode="tozero")
     show_figure(drawing)
     display(HTML(_numbers(series, x, title)))
     return None
@@ -155,9 +161,15 @@ def _layout(x: str, y: str, title: str, alt: str, height: int, log_x: bool, log_
     }
 
 
-def _table_html(frame: pd.DataFrame, caption: str, note: str, with_index: bool) -> str:
+def _table_html(
+    frame: pd.DataFrame, caption: str, note: str, with_index: bool, text: bool = False
+) -> str:
     body = frame.to_html(
-        classes="kvlab-table", border=0, index=with_index, index_names=False, justify="unset"
+        classes="kvlab-table kvlab-text" if text else "kvlab-table",
+        border=0,
+        index=with_index,
+        index_names=False,
+        justify="unset",
     ).replace(' style="text-align: unset;"', "")
     if with_index and frame.index.name:
         corner = f"<th>{escape(str(frame.index.name))}</th>"

@@ -9,8 +9,8 @@ function decodeSteps(spec, P, batch, s, width) {
   const cached = (n) => [batch_step_flops(spec, P, n, s), batch_step_bytes(spec, P, n, s, width), n];
   return [
     ["without cache", uncached_step_flops(spec, P, s), weight_bytes(P, width), 1, "waste"],
-    ["cached, one sequence", ...cached(1), "q"],
-    [`cached, batch ${batch}`, ...cached(batch), "v"],
+    ["cached, one sequence", ...cached(1), "cache"],
+    [`cached, batch ${batch}`, ...cached(batch), "two"],
   ];
 }
 
@@ -49,8 +49,8 @@ function roofPicture(steps, peak, bandwidth) {
   text(width / 2, height - 6, "FLOP per byte", { "text-anchor": "middle" });
   text(4, top + 2, "FLOP/s", { "dominant-baseline": "hanging" });
   const ridge = ridge_intensity(peak, bandwidth);
-  line(x(10 ** x0), y(bandwidth * 10 ** x0), x(ridge), y(peak), colour("weights"), { "stroke-width": 3 });
-  line(x(ridge), y(peak), x(10 ** x1), y(peak), colour("k"), { "stroke-width": 3 });
+  line(x(10 ** x0), y(bandwidth * 10 ** x0), x(ridge), y(peak), colour("three"), { "stroke-width": 3 });
+  line(x(ridge), y(peak), x(10 ** x1), y(peak), colour("one"), { "stroke-width": 3 });
   for (const [index, [name, flops, moved, , fill]] of steps.entries()) {
     const at = intensity(flops, moved);
     const rate = Math.min(peak, at * bandwidth);
@@ -83,8 +83,8 @@ function render({ model, el }) {
   root.append(
     h("div", { class: "kvlab-row" }, chosenModel.element, chosenCard.element, dtype.element, batch.element, prompt.element, decode.element),
     steps.element, picture,
-    legend([["weights", "roof of the bandwidth"], ["k", "roof of the arithmetic"], ["waste", "A: without cache"],
-      ["q", "B: cached, one sequence"], ["v", "C: cached, the batch"]]),
+    legend([["three", "roof of the bandwidth"], ["one", "roof of the arithmetic"], ["waste", "A: without cache"],
+      ["cache", "B: cached, one sequence"], ["two", "C: cached, the batch"]]),
     view.element, note, said.element);
   for (const [trait, control] of [["model", chosenModel], ["card", chosenCard], ["dtype", dtype], ["batch", batch],
     ["prompt", prompt], ["decode", decode]]) bind(model, trait, control);
