@@ -58,7 +58,7 @@ function render({ model, el }) {
   controls.disabled = !running;
   const start = startButton(() => { running = true; controls.disabled = false; });
   root.append(start.element, controls, problem, verdict, bar,
-    legend([["weights", "weights"], ["cache", "K and V of the load"], ["waste", "over the usable share"], ["padding", "kept back"]]),
+    legend([["weights", "weights"], ["cache", "K and V of the load"], ["waste", "over the usable share"], ["five", "kept back"]]),
     table.element, advice, said.element);
   fillWeights();
   show(model.get("answer"));
@@ -177,7 +177,7 @@ function render({ model, el }) {
     const part = (from, to, fill) => {
       if (to > from) image.append(svg("rect", { x: x(from), y: 6, width: x(to) - x(from), height: 24, fill: colour(fill) }));
     };
-    part(usable, answer.memory_bytes, "padding");
+    part(usable, answer.memory_bytes, "five");
     part(0, answer.weight_bytes_per_card, "weights");
     part(answer.weight_bytes_per_card, Math.min(end, usable), "cache");
     part(Math.max(usable, answer.weight_bytes_per_card), end, "waste");

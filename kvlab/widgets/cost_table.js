@@ -47,7 +47,8 @@ function panel(title, { p, n, t, kept }) {
     } else {
       picture.append(rect(height - top(s), top(s), "waste", last >= t ? 1 : 0.45));
     }
-    picture.append(rect(height - top(s) - 3, 3, kept ? "k" : "q"));
+    if (kept) picture.append(rect(height - top(s) - 6, 3, "v"), rect(height - top(s) - 3, 3, "k"));
+    else picture.append(rect(height - top(s) - 3, 3, "fg"));
   }
   picture.append(svg("text", { x: 0, y: height + 14 }, "step 1"),
     svg("text", { x: width, y: height + 14, "text-anchor": "end" }, `step ${format.integer(n)}`));
@@ -77,8 +78,8 @@ function render({ model, el }) {
     h("div", { class: "kvlab-row" }, chosen.element, prompt.element, decode.element, accounting.element),
     steps.element,
     pictures,
-    legend([["waste", "rows of logits computed and thrown away"], ["q", "the one row sampled from"],
-      ["cache", "K and V rows kept"], ["k", "the row this step adds"]]),
+    legend([["waste", "rows of logits computed and thrown away"], ["fg", "the one row sampled from"],
+      ["cache", "K and V kept"], ["k", "the K this step adds"], ["v", "and the V"]]),
     view.element, note, said.element);
 
   for (const [trait, control] of [["model", chosen], ["prompt", prompt], ["decode", decode], ["accounting", accounting]]) {

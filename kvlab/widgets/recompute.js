@@ -18,7 +18,7 @@ function render({ model, el }) {
   root.append(
     h("div", { class: "kvlab-row" }, prompt.element, decode.element, cached.element),
     steps.element,
-    legend([["cache", "new: computed for the first time"], ["waste", "computed again"], ["padding", "read from the cache"]]),
+    legend([["k", "new key"], ["v", "new value"], ["waste", "computed again"], ["cache", "read from the cache"]]),
     picture, facts.element, said.element,
   );
 
@@ -52,11 +52,10 @@ function render({ model, el }) {
       image.append(svg("text", { x: 0, y: y + cell - 5 }, row ? `t = ${row}` : "prefill"));
       for (let token = 0; token < p + row; token += 1) {
         const fresh = row === 0 || token === p + row - 1;
-        const kind = fresh ? "cache" : keep ? "padding" : "waste";
-        image.append(svg("rect", {
-          x: left + token * (cell + gap), y, width: cell, height: cell, rx: 3, fill: colour(kind),
-          "fill-opacity": kind === "padding" ? 0.45 : 1,
-        }));
+        const [x, half] = [left + token * (cell + gap), cell / 2];
+        const part = (shift, width, kind) => svg("rect", { x: x + shift, y, width, height: cell, rx: 2, fill: colour(kind) });
+        if (fresh) image.append(part(0, half, "k"), part(half, half, "v"));
+        else image.append(part(0, cell, keep ? "cache" : "waste"));
       }
     }
     return image;

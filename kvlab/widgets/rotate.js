@@ -104,7 +104,7 @@ function render({ model, el }) {
     image.append(
       svg("text", { x: left, y: 198 }, "score against the distance m − n"),
       svg("polyline", { points: line.join(" "), fill: "none", stroke: "var(--kv-muted)", "stroke-width": 1.5 }),
-      svg("circle", { cx: at(distance), cy: middle - 70 * score(), r: 6, fill: colour("waste") }));
+      svg("circle", { cx: at(distance), cy: middle - 70 * score(), r: 6, fill: colour("fg") }));
     return image;
   }
 

@@ -31,14 +31,15 @@ function render({ model, el }) {
   const picture = h("figure", {});
   const facts = tableView({
     caption: "What one layer keeps",
-    head: ["", "K and V kept per token and layer", "bytes per token and layer", "whole model", "of MHA"],
+    head: ["", "numbers", "bytes", "all layers", "of MHA"],
   });
   const tensors = tableView({ caption: "Tensors of one layer in a decode step, batch 1", head: ["", "shape", "bytes"] });
+  for (const view of [facts, tensors]) view.element.classList.add("kvlab-figures");
   const said = liveRegion();
   root.append(
     h("div", { class: "kvlab-row" }, picker.element, buttons.map((b) => b.element)),
     h("div", { class: "kvlab-row" }, kv.element, head.element, tokens.element),
-    legend([["q", "query heads"], ["cache", "KV heads, kept"], ["waste", "the head you follow"]]),
+    legend([["q", "query heads"], ["cache", "KV heads, kept"], ["fg", "the head you follow"]]),
     picture, said.element, facts.element, tensors.element,
   );
 
@@ -70,7 +71,7 @@ function render({ model, el }) {
       return [label, text, format.integer(each), format.gib(m.num_layers * n * each), format.percent(each / mha)];
     };
     const latent = model.get("latent");
-    facts.setCaption(`${m.name}, ${format.integer(n)} tokens, bf16`);
+    facts.setCaption(`${m.name} in bf16: one token in one layer, then ${format.integer(n)} tokens in all layers`);
     facts.update([
       row(`MHA: ${heads} KV heads`, full(heads), `2 x ${heads} x ${width}`),
       row(`here: ${kept} KV heads`, full(kept), `2 x ${kept} x ${width}`),
@@ -102,18 +103,18 @@ function render({ model, el }) {
       const to = Math.floor(i / group);
       image.append(svg("line", {
         x1: x(i, heads), y1: top + radius, x2: x(to, kept), y2: bottom - 12,
-        stroke: i === j ? colour("waste") : to === mine ? colour("cache") : "var(--kv-line)",
+        stroke: i === j ? colour("fg") : to === mine ? colour("cache") : "var(--kv-line)",
         "stroke-width": i === j ? 3 : to === mine ? 1.8 : 1,
       }));
     }
     for (let i = 0; i < heads; i += 1) {
-      image.append(svg("circle", { cx: x(i, heads), cy: top, r: radius, fill: i === j ? colour("waste") : colour("q") }));
+      image.append(svg("circle", { cx: x(i, heads), cy: top, r: radius, fill: i === j ? colour("fg") : colour("q") }));
     }
     const side = Math.max(4, Math.min(26, width / kept / 1.5));
     for (let i = 0; i < kept; i += 1) {
       image.append(svg("rect", {
         x: x(i, kept) - side / 2, y: bottom - 12, width: side, height: 24, rx: 3, fill: colour("cache"),
-        stroke: i === mine ? colour("waste") : "none", "stroke-width": 3,
+        stroke: i === mine ? colour("fg") : "none", "stroke-width": 3,
       }));
       if (side > 18) image.append(svg("text", { x: x(i, kept), y: bottom + 5, "text-anchor": "middle", style: "fill: #14181d" }, String(i)));
     }

@@ -23,9 +23,9 @@ MODELS = (
 )
 HEAD = (
     "",
-    "K and V kept per token and layer",
-    "bytes per token and layer",
-    "whole model",
+    "numbers",
+    "bytes",
+    "all layers",
     "of MHA",
 )
 
@@ -100,7 +100,7 @@ class Shapes(LabWidget):
                 (label, _kept(layer), f"{each:,}", units.binary_bytes(whole), _share(each / mha))
             )
         return Twin(
-            f"Shapes: {spec.name}, {n:,} tokens",
+            f"{spec.name} in bf16: one token in one layer, then {n:,} tokens in all layers",
             HEAD,
             rows,
             note=(
