@@ -77,11 +77,12 @@ check: $(ENV)
 VERSIONS := colab newest transformers4
 TORCH := $(shell grep '^torch==' requirements.txt)
 TRITON := -r requirements-triton.txt
-TRANSFORMERS_TESTS := tests/test_hf.py
+TRANSFORMERS_TESTS := tests/test_hf.py tests/test_model.py
 
 .PHONY: $(VERSIONS)
 $(VERSIONS): %: .venv-%/.installed
 	export KVLAB_CACHE=$(CURDIR)/.venv-$@/cache; \
+	.venv-$@/bin/python -m kvlab.checkpoint; \
 	.venv-$@/bin/python -m pytest -q $(TRANSFORMERS_TESTS) || failed=1; \
 	.venv-$@/bin/python tools/run_chapters.py $(ONLY) && test -z "$${failed:-}"
 

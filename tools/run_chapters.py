@@ -45,7 +45,7 @@ def try_chapter(path: Path) -> str | None:
     result = f"failed {seconds:5.0f} s  {error}" if error else f"passed {seconds:5.0f} s"
     print(f"{path.stem:26} {result}", flush=True)
     for number, output in outputs(notebook, "stream"):
-        if output.name == "stderr":
+        if output.name == "stderr" and output.text.strip():
             print(f"    cell {number} wrote to stderr: {output.text.strip()[:300]}", flush=True)
     return error
 
