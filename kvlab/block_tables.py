@@ -10,7 +10,7 @@ to that (copy on write) and returns the (src, dst) block copies which the cache 
 
 from __future__ import annotations
 
-from kvlab.blocks import NULL_BLOCK, BlockError, BlockPool, OutOfBlocks, blocks_for
+from kvlab.blocks import NULL_BLOCK, BlockError, BlockPool, OutOfBlocks, blocks_for, is_whole
 from kvlab.integrity import check_integrity, findings
 from kvlab.prefix import HashFunction, PrefixHit, PrefixStats, hash_block
 from kvlab.prefix_cache import PrefixCache
@@ -246,8 +246,8 @@ class BlockManager:
     def _check_room(self, seq: Sequence, num_new: int, hit: PrefixHit | None = None) -> None:
         if self.sequences.get(seq.request_id, seq) is not seq:
             raise SequenceError(f"another request is called {seq.request_id!r}: names are unique")
-        if num_new < 0:
-            raise SequenceError(f"{seq!r}: room for {num_new} tokens asked for, expected 0 or more")
+        if not is_whole(num_new, 0):
+            raise SequenceError(f"{seq!r}: room for {num_new!r} tokens wanted, expected 0 or more")
         needed = self.num_blocks_needed(seq, num_new, hit)
         if needed > self.pool.num_free_blocks:
             raise OutOfBlocks(needed, self.pool.num_free_blocks)

@@ -58,7 +58,7 @@ class BlockOutOfRange(BlockError):
     def __init__(self, block_id: int, num_blocks: int) -> None:
         self.block_id = block_id
         super().__init__(
-            f"block id {block_id} given, expected 1 to {num_blocks - 1} (block 0 is the null "
+            f"block id {block_id!r} given, expected 1 to {num_blocks - 1} (block 0 is the null "
             "block): look for a stale table row or a token count passed as a block id"
         )
 
@@ -84,6 +84,11 @@ class Block:
     prefix: PrefixKey | None = None
 
 
+def is_whole(value: object, least: int) -> bool:
+    """A whole number, `least` or more? True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold `num_tokens` tokens: the one place where tokens become blocks.
 
@@ -101,9 +106,9 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, eviction: str = "lru") -> None:
-        if num_blocks < 2 or block_size < 1:
+        if not (is_whole(num_blocks, 2) and is_whole(block_size, 1)):
             raise BlockError(
-                f"num_blocks={num_blocks}, block_size={block_size}: a pool needs at least 2 "
+                f"num_blocks={num_blocks!r}, block_size={block_size!r}: a pool needs at least 2 "
                 "blocks (one is the null block) of at least 1 token"
             )
         if eviction not in EVICTION_POLICIES:
@@ -144,8 +149,8 @@ class BlockPool:
         Cached blocks among them are evicted first: their hash leaves the map before anybody can
         write into them. Raises OutOfBlocks.
         """
-        if num_blocks < 0:
-            raise BlockError(f"{num_blocks} blocks asked for: expected 0 or more")
+        if not is_whole(num_blocks, 0):
+            raise BlockError(f"{num_blocks!r} blocks asked for: expected a whole number, 0 or more")
         if num_blocks > self.num_free_blocks:
             raise OutOfBlocks(num_blocks, self.num_free_blocks)
         taken = []
@@ -197,7 +202,7 @@ class BlockPool:
 
     def check_id(self, block_id: int) -> None:
         """Raise BlockOutOfRange unless the pool hands out this id."""
-        if not 0 < block_id < self.num_blocks:
+        if not (is_whole(block_id, 1) and block_id < self.num_blocks):
             raise BlockOutOfRange(block_id, self.num_blocks)
 
     # -- prefix hashes ------------------------------------------------------------------

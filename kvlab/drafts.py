@@ -8,10 +8,12 @@ second model. Verification never changes the output, only the number of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
+from kvlab.request import RequestError
 
 
 class DraftError(KvlabError):
@@ -124,3 +126,16 @@ def computed_after(num_computed: int, num_drafts: int, num_outputs: int) -> int:
             f"{num_outputs} outputs from {scheduled} rows; expected at most one output a row"
         )
     return num_computed + scheduled - (scheduled - num_outputs)
+
+
+def check_outputs(request_id: str, sampled: Mapping[str, Sequence[int]], num_drafts: int) -> None:
+    """A step's outputs hold a list of token ids for this request, and not too many.
+
+    Raises RequestError, or DraftError for more outputs than rows.
+    """
+    if not isinstance(sampled, Mapping) or request_id not in sampled:
+        raise RequestError(f"{request_id!r} reached its last token: sample it")
+    outputs = sampled[request_id]
+    if not isinstance(outputs, list | tuple) or not all(is_whole(token, 0) for token in outputs):
+        raise RequestError(f"{request_id!r} was given {outputs!r}; expected a list of token ids")
+    computed_after(0, num_drafts, len(outputs))

@@ -85,7 +85,8 @@ def extra_keys(
         keys.append(("salt", cache_salt))
     for content_id, first, length in multimodal:
         if first < stop and first + length > start:
-            keys.append(("multimodal", content_id, first - start))
+            last = min(first + length, stop) - 1
+            keys.append(("multimodal", content_id, first - start, last - start))
     return tuple(keys)
 
 

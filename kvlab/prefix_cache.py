@@ -6,7 +6,7 @@ a sequence's block has, how much of a hit may be used, and when a block may be p
 
 from __future__ import annotations
 
-from kvlab.blocks import NULL_BLOCK, BlockError, BlockPool, blocks_for
+from kvlab.blocks import NULL_BLOCK, BlockError, BlockPool, blocks_for, is_whole
 from kvlab.prefix import (
     ROOT_HASH,
     HashFunction,
@@ -37,6 +37,10 @@ class PrefixCache:
     ) -> None:
         if full_hit not in FULL_HIT_RULES:
             raise BlockError(f"full_hit={full_hit!r}: choose one of {FULL_HIT_RULES}")
+        if sliding_window is not None and not is_whole(sliding_window, 1):
+            raise BlockError(
+                f"sliding_window={sliding_window!r}: expected None, or 1 (the token itself) or more"
+            )
         self.pool = pool
         self.block_size = pool.block_size
         self.enabled = enabled

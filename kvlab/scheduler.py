@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 
 from kvlab.admission import first_share, refuse_what_never_fits
 from kvlab.block_tables import BlockManager
-from kvlab.drafts import computed_after
+from kvlab.drafts import check_outputs, computed_after
 from kvlab.policy import HeadOfLine, Order, SchedulerConfig
 from kvlab.request import DuplicateRequest, Request, RequestError, Status, UnknownRequest
 from kvlab.schedule import (
@@ -123,11 +123,8 @@ class Scheduler:
                     f"{entry.request_id!r} has {entry.request.num_computed_tokens} computed, "
                     f"step {schedule.step} began at {entry.start}: update with each step once"
                 )
-            if entry.samples and entry.request_id not in sampled:
-                raise RequestError(f"{entry.request_id!r} reached its last token: sample it")
             if entry.samples:
-                num_drafts = len(entry.draft_token_ids)
-                computed_after(entry.start, num_drafts, len(sampled[entry.request_id]))
+                check_outputs(entry.request_id, sampled, len(entry.draft_token_ids))
 
     # -- running requests ---------------------------------------------------------------
 

@@ -13,6 +13,7 @@ and not yet fed to the model, so it has no K and V.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import index
 
 from kvlab.errors import KvlabError
 from kvlab.prefix import PrefixKey
@@ -68,6 +69,10 @@ class Sequence:
     num_placeholders: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
+        if isinstance(self.prompt_token_ids, str | bytes):
+            raise SequenceError(
+                f"request {self.request_id!r} has text for a prompt; expected token ids: encode it"
+            )
         if not self.prompt_token_ids:
             raise SequenceError(
                 f"request {self.request_id!r} has an empty prompt; give it at least one token"
@@ -106,7 +111,10 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         """Add a sampled token. It has no K and V until the next forward."""
-        self.token_ids.append(int(token_id))
+        try:
+            self.token_ids.append(index(token_id))
+        except TypeError:
+            raise SequenceError(f"{token_id!r} appended to {self!r}; expected a token id") from None
 
     def cut(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens. BlockManager.truncate_to() calls it."""

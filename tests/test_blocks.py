@@ -40,14 +40,14 @@ def test_out_of_blocks_allocates_nothing():
     assert snapshot(manager) == before
 
 
-@pytest.mark.parametrize("bad", [-1, 0, 15, 99])
+@pytest.mark.parametrize("bad", [-1, 0, 15, 99, 2.0, "1", None, False])
 @pytest.mark.parametrize("call", ["free", "ref", "forget"])
 def test_a_block_id_outside_the_pool_is_named(bad, call):
     manager, _ = make(14, 4)
     held = manager.pool.allocate(1)
     before = snapshot(manager)
     argument = bad if call == "forget" else [*held, bad]
-    with pytest.raises(BlockOutOfRange, match=f"block id {bad} "):
+    with pytest.raises(BlockOutOfRange, match=f"block id {bad!r} "):
         getattr(manager.pool, call)(argument)
     assert snapshot(manager) == before
 
@@ -59,11 +59,40 @@ def test_a_free_empty_block_cannot_be_shared():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"num_blocks": 1, "block_size": 4}, {"num_blocks": 4, "block_size": 0}]
+    "arguments",
+    [
+        {"num_blocks": num_blocks, "block_size": block_size}
+        for num_blocks, block_size in ((1, 4), (4, 0), (2.5, 4), ("9", 4), (9, None), (9, 2.0))
+    ],
 )
 def test_a_pool_without_room_is_refused(arguments):
     with pytest.raises(BlockError, match="at least"):
         BlockPool(**arguments)
+
+
+@pytest.mark.parametrize("count", [-1, 2.0, None, "2", True])
+def test_a_count_that_is_no_count_is_named_and_changes_nothing(count):
+    manager, _ = make(5, 4)
+    seq = Sequence("a", [1, 2, 3])
+    before = snapshot(manager)
+    for call in (
+        lambda: manager.pool.allocate(count),
+        lambda: manager.start(seq, count),
+        lambda: BlockManager(BlockPool(4, 4), sliding_window=0 if count is None else count),
+    ):
+        with pytest.raises((BlockError, SequenceError), match="expected"):
+            call()
+    assert snapshot(manager) == before
+
+
+@pytest.mark.parametrize("token", ["x", None, 1.7, [1]])
+def test_a_token_that_is_no_id_is_named(token):
+    seq = Sequence("a", [1, 2, 3])
+    with pytest.raises(SequenceError, match="expected a token id"):
+        seq.append(token)
+    assert seq.token_ids == [1, 2, 3]
+    with pytest.raises(SequenceError, match="expected token ids"):
+        Sequence("a", "text")
 
 
 def test_unknown_options_are_refused():

@@ -143,7 +143,12 @@ def test_pfx_07_sources_are_tagged():
         ({"cache_salt": ""}, {}),
         ({"multimodal": (("cat", 1, 2),)}, {"multimodal": (("dog", 1, 2),)}),
         ({"multimodal": (("cat", 1, 2),)}, {"multimodal": (("cat", 2, 2),)}),
+        ({"multimodal": (("cat", 1, 2),)}, {"multimodal": (("cat", 1, 3),)}),
+        ({"multimodal": (("cat", 1, 2),)}, {}),
         ({"multimodal": (("X", 0, 4),)}, {"adapter": "X"}),
+        ({"adapter": ""}, {}),
+        ({"cache_salt": ""}, {"adapter": ""}),
+        ({"adapter": "X", "cache_salt": "Y"}, {"adapter": "Y", "cache_salt": "X"}),
     ]
     for one, other in pairs:
         manager, cache = make(8, 4)

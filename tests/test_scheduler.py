@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scheduling import assert_empty, drain, make_scheduler, request, shares, step
+from scheduling import alone, assert_empty, drain, make_scheduler, request, shares, step
 
 from kvlab.drafts import DraftError
 from kvlab.policy import SchedulerConfig, SchedulerConfigError
@@ -49,6 +49,19 @@ def test_sch_02_threshold_cuts_only_where_chunking_is_on(new, budget):
     assert clamp_new_tokens(new, 0, budget)[0] == min(new, budget)
     whole = clamp_new_tokens(new, 2048, budget, chunked=False)[0]
     assert whole == (new if new <= budget else 0)
+
+
+@pytest.mark.parametrize("new", [-1, 0, 1, 2047, 2048, 2049])
+@pytest.mark.parametrize("threshold", [0, 1, 2048])
+@pytest.mark.parametrize("budget", [-1, 0, 1, 1000, 8192])
+def test_sch_02_every_share_is_the_least_of_the_three_and_a_cut_has_a_reason(
+    new, threshold, budget
+):
+    share, reason = clamp_new_tokens(new, threshold, budget)
+    assert share == max(min(new, threshold or new, budget), 0)
+    assert (reason is None) == (share == new > 0)
+    whole, reason = clamp_new_tokens(new, threshold, budget, chunked=False)
+    assert whole in (0, new) and (reason is None) == (whole == new > 0)
 
 
 def test_sch_02_budget_spent_ends_the_step():
@@ -273,6 +286,34 @@ def test_sch_11_rejected_drafts_are_not_computed(outputs, computed, tokens):
     assert_empty(scheduler)
 
 
+@pytest.mark.parametrize("num_drafts", range(5))
+def test_sch_11_every_number_of_outputs_leaves_one_token_to_compute(num_drafts):
+    for num_outputs in range(num_drafts + 2):
+        scheduler = make_scheduler(64, 2, max_num_batched_tokens=64)
+        scheduler.add(seq := request("a", 11, 30))
+        scheduler.update(scheduler.schedule(), {"a": []})
+        scheduler.set_drafts("a", range(num_drafts))
+        schedule = scheduler.schedule()
+        assert shares(schedule) == {"a": 1 + num_drafts}
+        scheduler.update(schedule, {"a": list(range(num_outputs))})
+        assert (seq.num_computed_tokens, seq.num_tokens) == (10 + num_outputs, 11 + num_outputs)
+        assert seq.num_accepted_tokens == max(num_outputs - 1, 0)
+        scheduler.manager.check_integrity()
+        drain(scheduler)
+        assert_empty(scheduler)
+
+
+def test_sch_11_drafts_may_come_before_the_prompt_is_through():
+    scheduler = make_scheduler(64, 4, max_num_batched_tokens=4)
+    scheduler.add(seq := request("a", 10, 9))
+    step(scheduler)
+    scheduler.set_drafts("a", [1, 2, 3])
+    seen = [(e.start, len(e.draft_token_ids), e.samples) for s in drain(scheduler)[:2]
+            for e in s.scheduled]  # fmt: skip
+    assert seen == [(4, 0, False), (8, 2, True)]
+    assert seq.output_token_ids == alone(seq.prompt_token_ids, 9)
+
+
 def test_sch_12_rows_keep_their_own_lengths():
     scheduler = make_scheduler(max_num_batched_tokens=64)
     for name in "ab":
@@ -293,6 +334,16 @@ def test_sch_14_the_sampled_token_is_not_computed_yet():
     scheduler.add(request("a", 20, 3))
     seen = [(e.start, e.num_tokens) for s in drain(scheduler)[:4] for e in s.scheduled]
     assert seen == [(0, 8), (8, 8), (16, 4), (20, 1)]
+
+
+@pytest.mark.parametrize(("prompt", "budget"), [(16, 8), (8, 8), (1, 8), (9, 4), (5, 1), (8, 3)])
+def test_sch_14_computed_and_scheduled_of_every_step(prompt, budget):
+    scheduler = make_scheduler(64, 4, max_num_batched_tokens=budget)
+    scheduler.add(request("a", prompt, 4))
+    seen = [(e.start, e.num_tokens) for s in drain(scheduler) for e in s.scheduled]
+    starts = range(0, prompt, budget)
+    chunks = [(start, min(budget, prompt - start)) for start in starts]
+    assert seen == [*chunks, *[(prompt + i, 1) for i in range(3)]]
 
 
 # -- prefix sharing through the scheduler -----------------------------------------------
@@ -507,6 +558,14 @@ def test_without_chunking_a_text_longer_than_a_step_is_refused_at_once():
         ({"b": [1]}, RequestError),
         ({"a": [1], "b": [1, 2]}, DraftError),
         ({"a": [1, 2], "b": [1]}, DraftError),
+        (None, RequestError),
+        ({"a": [1], "b": None}, RequestError),
+        ({"a": [1], "b": 2}, RequestError),
+        ({"a": [1], "b": ["2"]}, RequestError),
+        ({"a": [1], "b": [None]}, RequestError),
+        ({"a": [1], "b": [2.5]}, RequestError),
+        ({"a": [1], "b": [True]}, RequestError),
+        ({"a": [1], "b": [-1]}, RequestError),
     ],
 )
 def test_sch_11_outputs_that_do_not_fit_the_step_change_nothing(sampled, error):
