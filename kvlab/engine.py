@@ -215,7 +215,7 @@ class Engine:
 
         If a prompt is refused, or on_token raises, the prompts of this call are taken out again.
         """
-        prompts = list(prompts)
+        prompts = inputs.prompt_list(prompts)
         limits = inputs.one_for_each(max_new_tokens, len(prompts))
         params = inputs.one_for_each(sampling, len(prompts))
         outputs: list[RequestOutput] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,20 @@ def check_tokens(token_ids: Sequence[int], vocab_size: int, what: str = "prompt"
 
 def token_list(prompt: object) -> list[int]:
     """A prompt as a list of its own. Raises RequestError for what is no row of tokens."""
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+    tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array
+    if isinstance(tokens, str | bytes | Mapping | Set) or not isinstance(tokens, Iterable):
         raise RequestError(
             f"the prompt is {prompt!r}; expected a list of token ids: encode text first, and give "
             f"generate() a list of prompts, even for one"
         )
-    return list(prompt)
+    return list(tokens)
+
+
+def prompt_list(prompts: object) -> list:
+    """Prompts as a list of their own. Raises RequestError for what is no row of prompts."""
+    if isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable):
+        raise RequestError(f"the prompts are {prompts!r}; expected a list of lists of token ids")
+    return list(prompts)
 
 
 def stop_tokens(eos: int | Collection[int] | None) -> tuple[int, ...]:

@@ -69,6 +69,10 @@ class SchedulerConfig:
         self._require_whole("long_prefill_token_threshold", 0)
         if self.max_model_len is not None:
             self._require_whole("max_model_len", 1)
+        if not isinstance(self.enable_chunked_prefill, bool):
+            raise SchedulerConfigError(
+                f"enable_chunked_prefill={self.enable_chunked_prefill!r}; expected True or False"
+            )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise SchedulerConfigError(
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts prompts "

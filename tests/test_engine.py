@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -277,17 +278,25 @@ def test_several_ids_may_end_every_request():
         engine(eos_token_id="</s>")
 
 
-@pytest.mark.parametrize("prompts", [[1, 2, 3], ["text"], [None], [b"text"]])
+@pytest.mark.parametrize(
+    "prompts",
+    [[1, 2, 3], ["text"], [None], [b"text"], [{1, 2}], [{1: 2}], torch.tensor([1, 2])],
+)
 def test_a_prompt_that_is_no_row_of_tokens_is_named(prompts):
     made = engine()
     with pytest.raises(RequestError, match="expected a list of token ids"):
         made.generate(prompts, 3)
+    for no_list in (None, 3, "text", {"a": [1]}):
+        with pytest.raises(RequestError, match="expected a list of lists"):
+            made.generate(no_list, 3)
     assert_empty(made.scheduler)
 
 
-def test_prompts_may_come_from_a_generator():
-    outputs = engine().generate((prompt for prompt in PROMPTS[:3]), 15)
+@pytest.mark.parametrize("kind", [iter, tuple, torch.tensor, np.array])
+def test_prompts_may_come_from_a_generator_or_as_tensors(kind):
+    outputs = engine().generate((kind(prompt) for prompt in PROMPTS[:3]), 15)
     assert [output.token_ids for output in outputs] == ALONE[:3]
+    assert [output.prompt_token_ids for output in outputs] == PROMPTS[:3]
     assert engine().generate([], 15) == []
 
 

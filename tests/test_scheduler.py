@@ -500,6 +500,7 @@ def test_a_stop_token_ends_a_request_in_the_middle_of_accepted_drafts():
         {"max_head_skips": 0},
         {"long_prefill_token_threshold": -1},
         {"long_prefill_token_threshold": 8, "enable_chunked_prefill": False},
+        {"enable_chunked_prefill": "no"},
         {"admission": "always"},
         {"head_of_line": "push"},
         {"order": "random"},
