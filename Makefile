@@ -10,6 +10,8 @@ PY := $(VENV)/bin/python
 ENV := $(VENV)/.installed
 BOOK := _build/.built
 WORKERS ?= 2
+# Modules are compiled when they are first imported: most never are.
+PIP := -m pip install --quiet --progress-bar off --no-compile
 SOURCES := $(shell find kvlab data book chapters tools -type f -not -path '*/__pycache__/*' \
              -not -path '*/.ipynb_checkpoints/*' 2>/dev/null) \
            $(wildcard _config.yml _toc.yml package.json package-lock.json)
@@ -40,11 +42,12 @@ env: $(ENV)
 
 $(ENV): requirements.txt requirements-triton.txt constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer was found. Install one, or name it: make book PYTHON=/path/to/python"; exit 1; }
+	@echo "Installing pinned packages into $(VENV): some minutes, once."
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --progress-bar off -r requirements.txt
+	$(PY) $(PIP) -r requirements.txt
 	$(PY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
-	  || $(PY) -m pip install --quiet --progress-bar off -r requirements-triton.txt
-	$(PY) -m pip install --quiet --no-deps -e .
+	  || $(PY) $(PIP) -r requirements-triton.txt
+	$(PY) $(PIP) --no-deps -e .
 	@touch $@
 
 checkpoint: $(ENV)
@@ -88,9 +91,9 @@ $(VERSIONS): %: .venv-%/.installed
 
 .venv-%/.installed: requirements-%.txt requirements.txt pyproject.toml
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --progress-bar off --upgrade $(TORCH) -r $< -e '.[versions]'
+	$(@D)/bin/python $(PIP) --upgrade $(TORCH) -r $< -e '.[versions]'
 	$(@D)/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
-	  || $(@D)/bin/python -m pip install --quiet --progress-bar off $(TRITON)
+	  || $(@D)/bin/python $(PIP) $(TRITON)
 	@touch $@
 .venv-colab/.installed: TRITON := triton==3.6.0
 .venv-newest/.installed: today
