@@ -34,7 +34,7 @@ help:
 	@echo "make test        all tests; builds the book first and finds a Chromium"
 	@echo "make colab       the chapters on Colab's versions; make newest, make transformers4: on others"
 	@echo "make long        the tests with long property runs"
-	@echo "make bench       measure decoding on this machine"
+	@echo "make bench       measure decoding, and the built pages, on this machine"
 	@echo "make address URL=https://github.com/OWNER/REPOSITORY   set the public address everywhere"
 	@echo "make clean       remove what was built; make distclean also removes the environment"
 
@@ -109,7 +109,7 @@ test: $(BOOK) browser checkpoint
 long: $(BOOK) browser checkpoint
 	KVLAB_LONG=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q
 
-bench: $(ENV) checkpoint
+bench: $(BOOK) browser checkpoint
 	$(PY) -m bench
 
 address: $(ENV)
