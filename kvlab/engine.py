@@ -21,7 +21,7 @@ from kvlab.batch import build_batch
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.drafts import NgramProposer
-from kvlab.engine_outputs import RequestOutput, StepResult
+from kvlab.engine_outputs import RequestOutput, StepResult, idle_step
 from kvlab.engine_runner import ModelRunner
 from kvlab.model import Decoder
 from kvlab.paged_attention import PagedAttention
@@ -140,8 +140,9 @@ class Engine:
         self._owed_copies += schedule.block_copies
         batch = build_batch(schedule)
         record = None if self.trace is None else step_record(schedule, batch, self.scheduler)
-        result = StepResult(schedule)
-        if not schedule.is_idle:
+        if schedule.is_idle:
+            result = idle_step(schedule)
+        else:
             self.runner.cache.copy_blocks(self._owed_copies)
             logits = self.runner.run(batch)
             sampled = self.sampler.sample(logits, self._wanted(schedule))

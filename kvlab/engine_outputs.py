@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvlab.errors import KvlabError
 from kvlab.request import Request
 from kvlab.schedule import Schedule
+
+
+class EngineStuck(KvlabError):
+    """Requests are there and none of them can move, now or in any later step."""
 
 
 @dataclass
@@ -64,3 +69,18 @@ class StepResult:
     schedule: Schedule
     new_tokens: dict[str, list[int]] = field(default_factory=dict)
     finished: list[RequestOutput] = field(default_factory=list)
+
+
+def idle_step(schedule: Schedule) -> StepResult:
+    """The result of a step that ran nothing, because nobody is there.
+
+    Raises EngineStuck if somebody is: a caller that steps until the engine is empty would never
+    come to an end.
+    """
+    if schedule.reasons:
+        reasons = ", ".join(f"{name}: {why}" for name, why in list(schedule.reasons.items())[:8])
+        raise EngineStuck(
+            f"no request can move ({reasons}), and nothing will change that: expected at least one "
+            f"to run. Its counters were changed from outside; abort() it"
+        )
+    return StepResult(schedule)

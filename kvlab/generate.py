@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.attention import CachedAttention, UncachedAttention
-from kvlab.cache import ContiguousKVCache
+from kvlab.cache import CacheError, ContiguousKVCache
 from kvlab.errors import KvlabError
 from kvlab.model import Attend, Decoder
 
@@ -132,6 +132,8 @@ def cached_generate(
     """
     prompt_len = len(prompt_ids)
     budget = max_outputs(model.spec.max_position_embeddings, prompt_len, max_new_tokens)
+    if chunk_size is not None and chunk_size < 1:
+        raise CacheError(f"chunk_size={chunk_size}; expected 1 or more, or None: all at once")
     if budget < 1:
         return []
     total = prompt_len + budget - 1  # the last output is never fed
@@ -143,7 +145,7 @@ def cached_generate(
     start = min(cache.length, prompt_len - 1)  # one token at least must be fed to sample from
     if cache.length > start:
         cache.truncate_to(start)
-    chunk = chunk_size or prompt_len
+    chunk = prompt_len if chunk_size is None else chunk_size
     while True:
         if start < prompt_len:
             stop = min(start + chunk, prompt_len)

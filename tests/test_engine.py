@@ -16,6 +16,7 @@ from kvlab.batch import build_batch
 from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
 from kvlab.engine_inputs import TokenOutOfRange
+from kvlab.engine_outputs import EngineStuck
 from kvlab.engine_runner import block_table_tensor
 from kvlab.generate import cached_generate
 from kvlab.invariants import check_state
@@ -332,6 +333,22 @@ def test_an_idle_step_does_nothing():
     result = made.step()
     assert result.schedule.is_idle and not result.new_tokens and not result.finished
     assert made.trace[0]["mode"] == "idle"
+
+
+def test_sch_01_a_request_that_can_never_move_is_named_and_ends_no_loop_but_its_own():
+    made = engine()
+    broken = made.add_request(PROMPTS[1], max_new_tokens=15)
+    good = made.add_request(PROMPTS[2], max_new_tokens=15)
+    made.step()
+    request = made.scheduler.requests[broken.request_id]
+    request.num_computed_tokens = request.num_tokens  # a fault from elsewhere
+    with pytest.raises(EngineStuck, match="nothing_new"):
+        while made.has_requests:
+            made.step()
+    assert good.token_ids == ALONE[2] and list(made.scheduler.requests) == [broken.request_id]
+    made.abort(broken.request_id)
+    assert_empty(made.scheduler)
+    assert made.generate([PROMPTS[3]], 15)[0].token_ids == ALONE[3]
 
 
 def test_seeded_sampling_depends_on_the_request_alone():

@@ -10,7 +10,7 @@ from small_models import tiny_spec
 
 from kvlab import checkpoint, costs
 from kvlab.attention import CountingAttention, UncachedAttention
-from kvlab.cache import ContiguousKVCache
+from kvlab.cache import CacheError, ContiguousKVCache
 from kvlab.generate import PromptTooLong, cached_generate, max_outputs, naive_generate
 from kvlab.model import Decoder
 
@@ -186,3 +186,9 @@ def test_a_decode_step_allocates_the_same_whatever_the_context():
 
     # past 512 keys torch's attention works in tiles of a fixed size
     assert allocated(4000) <= allocated(1000) + 4096
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1])
+def test_a_chunk_of_no_tokens_is_named(chunk_size):
+    with pytest.raises(CacheError, match=f"chunk_size={chunk_size}; expected 1 or more"):
+        cached_generate(Decoder.random(tiny_spec()), [1, 2, 3], 2, chunk_size=chunk_size)

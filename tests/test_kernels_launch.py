@@ -16,6 +16,7 @@ from kvlab.kernels.splits import (
     split_table,
     wave_efficiency,
 )
+from kvlab.kernels.walk import paged_decode_walk
 
 
 def spoil(**changes) -> tuple[torch.Tensor, ...]:
@@ -147,3 +148,14 @@ def test_no_work_is_one_split_and_no_split_is_named() -> None:
     ):
         with pytest.raises(SplitError, match="expected 1 or more"):
             call()
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_without_the_query_itself_is_named(window) -> None:
+    case = paged_case([9, 4])
+    with pytest.raises(checks.BadSetting, match=f"window {window}; expected None or at least 1"):
+        checks.check_block_tables(case.block_tables, case.seq_lens, 13, 4, window)
+    with pytest.raises(checks.BadSetting, match=f"window {window}"):
+        paged_decode_walk(*case.tensors, window=window)
+    with pytest.raises(SplitError, match="num_splits=0"):
+        paged_decode_walk(*case.tensors, num_splits=0)

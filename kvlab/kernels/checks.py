@@ -128,6 +128,8 @@ def check_block_tables(
     rest of a row (padding, -1, blocks a window has left behind) is never read. Copies both
     tensors to the host, so an engine calls it once per step and passes check=False per layer.
     """
+    if window is not None and window < 1:
+        raise BadSetting(f"window {window}; expected None or at least 1 (the query itself).")
     if seq_lens.numel() == 0:
         return 0
     lens = seq_lens.to("cpu", torch.int64)

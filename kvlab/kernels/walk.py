@@ -19,7 +19,7 @@ import torch
 
 from kvlab.kernels.checks import check_block_tables
 from kvlab.kernels.reference import merge
-from kvlab.kernels.splits import split_range
+from kvlab.kernels.splits import require, split_range
 
 Fold = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -131,7 +131,9 @@ def paged_decode_walk(
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     group = num_heads // num_kv_heads
-    scale, num_splits = head_dim**-0.5 if scale is None else scale, num_splits or 1
+    scale = head_dim**-0.5 if scale is None else scale
+    num_splits = 1 if num_splits is None else num_splits
+    require(1, num_splits=num_splits)
     check_block_tables(block_tables, seq_lens, key_cache.shape[0], key_cache.shape[1], window)
     out = torch.empty(num_seqs, num_heads, value_cache.shape[3])
     lse = torch.empty(num_seqs, num_heads)
