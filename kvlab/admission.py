@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from kvlab.block_tables import BlockManager
@@ -30,7 +29,7 @@ def refuse_what_never_fits(
             f"request {request.request_id!r}: max_new_tokens={outputs!r}, expected a whole number, "
             f"1 or more"
         )
-    if not isinstance(priority, int | float) or math.isnan(priority):
+    if not isinstance(priority, int | float) or priority != priority:  # NaN is not itself
         raise RequestError(
             f"request {request.request_id!r}: priority={priority!r}, expected a number (the "
             f"smaller, the sooner)"
@@ -39,6 +38,11 @@ def refuse_what_never_fits(
         raise RequestError(
             f"request {request.request_id!r} has ended already ({request.finish_reason}); make a "
             f"new Request from its tokens"
+        )
+    if request.block_table or request.num_computed_tokens:
+        raise RequestError(
+            f"request {request.request_id!r} holds {len(request.block_table)} blocks already; "
+            f"expected one that runs nowhere: make a new Request from its tokens"
         )
     longest = request.max_computed_tokens
     one_step = None if config.enable_chunked_prefill else config.max_num_batched_tokens

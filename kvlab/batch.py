@@ -56,8 +56,17 @@ def forward_mode(num_scheduled: Sequence[int]) -> ForwardMode:
     return ForwardMode.EXTEND if singles == 0 else ForwardMode.MIXED
 
 
+def _check_lengths(**lists: Sequence) -> None:
+    """Raise BatchError unless all of them speak about the same number of requests, or rows."""
+    if len({len(values) for values in lists.values()}) > 1:
+        counts = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
+        raise BatchError(f"{counts}; expected as many of each, all of one step")
+
+
 def request_indices(num_scheduled: Sequence[int]) -> list[int]:
-    """[2, 5, 3] -> [0,0,1,1,1,1,1,2,2,2]."""
+    """[2, 5, 3] -> [0,0,1,1,1,1,1,2,2,2]. Raises BatchError for a negative count."""
+    if any(count < 0 for count in num_scheduled):
+        raise BatchError(f"num_scheduled {list(num_scheduled)}; expected 0 or more of each")
     return [index for index, count in enumerate(num_scheduled) for _ in range(count)]
 
 
@@ -75,6 +84,7 @@ def query_positions(num_scheduled: Sequence[int]) -> list[int]:
 
 def token_positions(num_computed: Sequence[int], num_scheduled: Sequence[int]) -> list[int]:
     """The position of every row: what its request had computed, plus query_pos."""
+    _check_lengths(num_computed=num_computed, num_scheduled=num_scheduled)
     rows = request_indices(num_scheduled)
     offsets = query_positions(num_scheduled)
     return [num_computed[request] + offset for request, offset in zip(rows, offsets, strict=True)]
@@ -82,6 +92,7 @@ def token_positions(num_computed: Sequence[int], num_scheduled: Sequence[int]) -
 
 def context_lengths(num_computed: Sequence[int], num_scheduled: Sequence[int]) -> list[int]:
     """seq_lens: context of each request once this step's K and V are written."""
+    _check_lengths(num_computed=num_computed, num_scheduled=num_scheduled)
     return [done + count for done, count in zip(num_computed, num_scheduled, strict=True)]
 
 
@@ -95,6 +106,12 @@ def slots(
 
     Raises BatchError for a position that its request's table does not cover.
     """
+    _check_lengths(positions=positions, req_indices=req_indices)
+    if any(not 0 <= request < len(block_tables) for request in req_indices):
+        raise BatchError(
+            f"req_indices up to {max(req_indices)} with {len(block_tables)} block tables; expected "
+            f"a table for every request"
+        )
     mapping: list[int] = []
     for position, request in zip(positions, req_indices, strict=True):
         try:

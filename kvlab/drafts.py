@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
 from kvlab.request import RequestError
 
@@ -136,6 +135,8 @@ def check_outputs(request_id: str, sampled: Mapping[str, Sequence[int]], num_dra
     if not isinstance(sampled, Mapping) or request_id not in sampled:
         raise RequestError(f"{request_id!r} reached its last token: sample it")
     outputs = sampled[request_id]
-    if not isinstance(outputs, list | tuple) or not all(is_whole(token, 0) for token in outputs):
+    if not isinstance(outputs, list | tuple) or not all(
+        isinstance(token, int) and not isinstance(token, bool) for token in outputs
+    ):
         raise RequestError(f"{request_id!r} was given {outputs!r}; expected a list of token ids")
     computed_after(0, num_drafts, len(outputs))

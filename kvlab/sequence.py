@@ -12,6 +12,7 @@ and not yet fed to the model, so it has no K and V.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from operator import index
 
@@ -21,6 +22,20 @@ from kvlab.prefix import PrefixKey
 
 class SequenceError(KvlabError):
     """A sequence was asked for something that its counters forbid."""
+
+
+def all_are(values: Iterable[object], kind: type) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def is_image(value: object) -> bool:
+    """(content id, first position, number of positions)?"""
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 3
+        and isinstance(value[0], str)
+        and all_are(value[1:], int)
+    )
 
 
 @dataclass(eq=False)
@@ -77,9 +92,25 @@ class Sequence:
             raise SequenceError(
                 f"request {self.request_id!r} has an empty prompt; give it at least one token"
             )
+        self._check_fields()
         self.prompt_token_ids = list(self.prompt_token_ids)
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+
+    def _check_fields(self) -> None:
+        """What would only fail when somebody looks the prefix up, or at the first output."""
+        stops, images = self.stop_token_ids, self.multimodal
+        for name, is_good in (
+            ("adapter", self.adapter is None or isinstance(self.adapter, str)),
+            ("cache_salt", self.cache_salt is None or isinstance(self.cache_salt, str)),
+            ("stop_token_ids", isinstance(stops, Collection) and all_are(stops, int)),
+            ("multimodal", isinstance(images, tuple | list) and all(map(is_image, images))),
+        ):
+            if not is_good:
+                raise SequenceError(
+                    f"request {self.request_id!r}: {name}={getattr(self, name)!r}; expected text "
+                    f"or None for a name, ids for stops, (name, first, length) for each image"
+                )
 
     @property
     def num_tokens(self) -> int:

@@ -115,6 +115,19 @@ def test_pos_01_an_idle_row_has_position_zero():
     assert [padded_position(n) for n in (0, 1, 6)] == [0, 0, 5]
 
 
+def test_lists_of_different_steps_are_named():
+    for call in (
+        lambda: context_lengths([1], [1, 2]),
+        lambda: token_positions([1], [1, 2]),
+        lambda: token_positions([1, 2], [1]),
+        lambda: slots([0, 1], [0], [[1]], 4),
+        lambda: slots([0], [1], [[1]], 4),
+        lambda: request_indices([2, -1]),
+    ):
+        with pytest.raises(BatchError, match="expected"):
+            call()
+
+
 def test_padding_is_for_decode_steps():
     scheduler = make_scheduler()
     scheduler.add(request("a", 4, 4))

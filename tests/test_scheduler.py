@@ -566,7 +566,6 @@ def test_without_chunking_a_text_longer_than_a_step_is_refused_at_once():
         ({"a": [1], "b": [None]}, RequestError),
         ({"a": [1], "b": [2.5]}, RequestError),
         ({"a": [1], "b": [True]}, RequestError),
-        ({"a": [1], "b": [-1]}, RequestError),
     ],
 )
 def test_sch_11_outputs_that_do_not_fit_the_step_change_nothing(sampled, error):
@@ -605,6 +604,38 @@ def test_a_limit_or_priority_that_is_no_number_is_refused(fields):
     assert list(scheduler.requests) == ["good"] and len(scheduler.waiting) == 1
     drain(scheduler)
     assert_empty(scheduler)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop_token_ids": value} for value in (None, 5, "ab", (None,), (2.5,))]
+    + [
+        {"multimodal": value}
+        for value in (None, (5,), (("cat",),), (("cat", 0, "2"),), ((1, 0, 2),))
+    ]
+    + [{"adapter": 3}, {"adapter": b"x"}, {"cache_salt": 3}],
+)
+def test_pfx_07_fields_that_would_fail_in_a_later_step_are_refused_at_once(fields):
+    with pytest.raises(SequenceError, match=f"{next(iter(fields))}=.*expected"):
+        request("bad", 5, **fields)
+
+
+def test_a_priority_may_be_any_number():
+    scheduler = make_scheduler(order="priority")
+    for name, priority in (("a", 10**400), ("b", float("inf")), ("c", -(10**400)), ("d", 0.5)):
+        scheduler.add(request(name, 5, priority=priority))
+    assert list(shares(step(scheduler))) == ["c", "d", "a", "b"]
+    drain(scheduler)
+
+
+def test_a_request_that_runs_in_one_scheduler_is_refused_by_another():
+    first, second = make_scheduler(), make_scheduler()
+    first.add(moving := request("a", 5, 3))
+    step(first)
+    with pytest.raises(RequestError, match="holds 2 blocks"):
+        second.add(moving)
+    drain(first)
+    assert_empty(second)
 
 
 def test_a_request_that_has_ended_does_not_come_back():
