@@ -78,13 +78,13 @@ def simulate(
             )
         while pending and pending[0][1].step <= len(records):
             index, arrival = pending.pop(0)
-            request = Request(
-                arrival.id,
-                arrival.tokens(index),
-                max_new_tokens=arrival.outputs,
-                priority=arrival.priority,
-            )
             try:
+                request = Request(
+                    arrival.id,
+                    arrival.tokens(index),
+                    max_new_tokens=arrival.outputs,
+                    priority=arrival.priority,
+                )
                 scheduler.add(request)
                 made.append(request)
             except KvlabError as error:

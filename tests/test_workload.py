@@ -1,0 +1,67 @@
+"""The simulation behind the step-through: the real scheduler with made-up tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvlab.policy import SchedulerConfig, SchedulerConfigError
+from kvlab.workload import (
+    MAX_REQUESTS,
+    WORKLOADS,
+    Arrival,
+    SimulationError,
+    schedule_trace,
+    simulate,
+)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_named_workload_runs_to_its_end(name):
+    workload = WORKLOADS[name]
+    trace = schedule_trace(**json.loads(json.dumps(workload.question())))
+    assert json.loads(json.dumps(trace)) == trace
+    assert not trace["refused"]
+    for arrival, request in zip(workload.arrivals, trace["requests"], strict=True):
+        assert (request["id"], request["outputs"]) == (arrival.id, arrival.outputs)
+        assert request["finish_reason"] == "length"
+        outputs = sum(len(step["outputs"].get(arrival.id, [])) for step in trace["steps"])
+        assert outputs == arrival.outputs
+    assert all(step["used"] <= step["budget"] for step in trace["steps"])
+    assert trace["steps"][-1]["free_after"] == workload.num_blocks
+    dropped = trace["totals"]["num_dropped_tokens"]
+    again = trace["totals"]["num_recomputed_tokens"] + trace["totals"]["num_resumed_tokens"]
+    assert dropped == again
+
+
+@pytest.mark.parametrize(
+    "bad", [Arrival("bad", prompt=0), Arrival("bad", outputs=0), Arrival("bad", prompt=999)]
+)
+def test_a_request_that_is_refused_harms_no_other(bad):
+    trace = simulate([Arrival("a"), bad, Arrival("b")], SchedulerConfig())
+    assert list(trace["refused"]) == ["bad"]
+    assert [request["outputs"] for request in trace["requests"]] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"arrivals": []}, SimulationError),
+        ({"arrivals": [{"id": str(i)} for i in range(MAX_REQUESTS + 1)]}, SimulationError),
+        ({"arrivals": [{"id": "a", "prompt": 2.5}]}, SimulationError),
+        ({"arrivals": [{"id": "a", "step": -1}]}, SimulationError),
+        ({"arrivals": [{"id": "a", "size": 3}]}, SimulationError),
+        ({"settings": {"speed": 3}}, SimulationError),
+        ({"settings": {"max_num_seqs": 0}}, SchedulerConfigError),
+    ],
+)
+def test_a_question_that_cannot_be_simulated_is_named(change, error):
+    question = {"arrivals": [{"id": "a"}], "settings": {}, **change}
+    with pytest.raises(error):
+        schedule_trace(**question)
+
+
+def test_a_run_without_an_end_is_cut_off():
+    with pytest.raises(SimulationError, match="2 steps and 1 requests still there"):
+        simulate([Arrival("a")], SchedulerConfig(), max_steps=2)
