@@ -57,17 +57,39 @@ num_bytes = 2 * P + s * 131_072
 
 # %% tags=["hide-input"]
 peak, bandwidth = card.peak_flops_per_second["bf16"], card.bandwidth_bytes_per_second
+uncached = costs.uncached_step_flops(llama, P, s)
+figure(
+    {
+        "read the bytes": (
+            ["cached step", "uncached step"],
+            [1e3 * num_bytes / bandwidth, 1e3 * costs.weight_bytes(P) / bandwidth],
+        ),
+        "do the arithmetic": (
+            ["cached step", "uncached step"],
+            [1e3 * flops / peak, 1e3 * uncached / peak],
+        ),
+    },
+    x=f"one step of Llama-3-8B at s = {s:,}, bf16, coarse accounting",
+    y="milliseconds at least",
+    title=f"What an {card.name} needs for one step",
+    alt=f"On an {card.name} the cached step takes long to read and almost no time to compute; the "
+    "uncached step reads as long and computes far longer",
+    kind="bars",
+    log_y=True,
+    colours={"read the bytes": "weights", "do the arithmetic": "one"},
+)
 say(
-    f"The step computes **{units.flops(flops)}** and reads **{units.decimal_bytes(num_bytes)}**: "
-    f"{flops / num_bytes:.3f} FLOP for each byte. An {card.name} could do the arithmetic in "
-    f"{units.seconds(flops / peak)}. It needs {units.seconds(num_bytes / bandwidth)} to read the "
-    f"bytes: {num_bytes / bandwidth / (flops / peak):,.0f} times as long."
+    f"The cached step computes **{units.flops(flops)}** and reads "
+    f"**{units.decimal_bytes(num_bytes)}**: {flops / num_bytes:.3f} FLOP for each byte. The card "
+    f"could do the arithmetic in {units.seconds(flops / peak)}. It needs "
+    f"{units.seconds(num_bytes / bandwidth)} to read the bytes: "
+    f"{num_bytes / bandwidth / (flops / peak):,.0f} times as long."
 )
 
 
 # %% [markdown]
-# So the arithmetic units stand idle for almost the whole step. Nobody would have built such a
-# program on purpose. It is what remains after the cache has deleted the repeated work: the same
+# So the arithmetic units stand idle for almost the whole cached step. Nobody would have built such
+# a program on purpose. It is what remains after the cache has deleted the repeated work: the same
 # weights still have to come past, for one token instead of thousands.
 
 # %% [markdown]
@@ -122,7 +144,6 @@ table(
 # same weights.
 
 # %% tags=["hide-input"]
-uncached = costs.uncached_step_flops(llama, P, s)
 say(
     f"Uncached at s = {s:,}: {units.flops(uncached)}, "
     f"{costs.intensity(uncached, costs.weight_bytes(P)):,.0f} FLOP per byte of weights, "
@@ -354,11 +375,18 @@ rows = [
 ]
 table(rows, f"One cached step of SmolLM2-135M at s = {gap['context']}, fp32, one thread")
 
-# %% [markdown]
-# Read it from the bottom. Reading the weights' bytes is the floor. The products alone come close
-# to it: torch's matrix-vector products read almost as fast as a plain sum. The rest of the loop's
-# time is everything between the products: norms, rotation, attention, the cache write, and the calls
-# themselves. transformers makes about twice as many.
+# %% tags=["hide-input"]
+loops = [name for name in gap["operators"] if "alone" not in name]
+calls_of = [gap["operators"][name] for name in loops]
+alone = gap["ratio_cpu"]["matrix-vector products alone"]
+floor = gap["ratio_cpu"]["reading the weights' bytes"]
+say(
+    f"Reading the weights' bytes is the floor: this loop reaches **{floor:.0%}** of it. The products "
+    f"alone, which do nothing but read weights and multiply, take {alone:.0%} of the step; where they "
+    f"take longer than the floor, torch's library is the limit. The other {1 - alone:.0%} is "
+    f"everything between the products: norms, rotation, attention, the cache write, and the calls "
+    f"themselves, {calls_of[0]:,} of them here and {calls_of[1]:,} in transformers."
+)
 
 # %%
 means = record["cases"]["means, fp32, 1 thread"]
@@ -393,6 +421,7 @@ figure(
     title="One cached step against its context, fp32, one thread (recorded)",
     alt="Time of a cached step over context for kvlab and for transformers; both grow, "
     "transformers faster",
+    from_zero=True,
 )
 
 # %% [markdown]
@@ -479,10 +508,17 @@ table(rows, "Llama-3-8B in bf16 at a utilisation of 0.9, one block kept back")
 # %% tags=["hide-input"]
 asked = costs.weight_bytes(P) + 64 * costs.kv_bytes(llama, 8192)
 say(
-    f"Sixty-four requests of 8,192 tokens and the weights are {units.both_bytes(asked)}. Does that "
-    f"fit on an H100? Against 80 GB: no. Against what the driver reports, "
-    f"{units.both_bytes(card.driver_memory_bytes)}: yes, by a hair. Against 0.9 of it: no, and that "
-    "is the answer that counts. A sentence that flips with the unit needs its unit."
+    f"Sixty-four requests of 8,192 tokens and the weights, all in bf16 and P coarse, are "
+    f"{units.both_bytes(asked)}. Does that fit on an H100? "
+    + " ".join(
+        f"Against {name}, {units.both_bytes(room)}: {'yes' if asked <= room else 'no'}."
+        for name, room in {
+            "its name": 80_000_000_000,
+            "what the driver reports": card.driver_memory_bytes,
+            "0.9 of that": int(0.9 * card.driver_memory_bytes),
+        }.items()
+    )
+    + " The last answer is the one that counts. A sentence that flips with the unit needs its unit."
 )
 
 # %% [markdown]
@@ -490,7 +526,8 @@ say(
 #
 # ### Read an engine's log
 #
-# vLLM prints three figures when it starts. Can they be believed?
+# vLLM prints three figures when it starts. Can they be believed? (The [audit
+# page](../book/audit.md) does this with the log of your own engine.)
 
 # %%
 from kvlab.audit import audit
@@ -601,9 +638,11 @@ table(
 # %% [markdown]
 # ## Exercises
 #
-# `check` says what is wrong with an answer, `hint("8.1")` gives a push.
+# `check` says what is wrong with an answer, `hint("8.1")` gives a push. As a page: the [exercises
+# page](../book/progress.md) checks your answers in the browser.
 #
-# **8.1** The most an L4 can give. The cell prints the question.
+# **8.1** Llama-3-8B in bf16 decodes one sequence on an L4. At context 4,096, how many tokens a second
+# are possible at most? (The card's row stands in the table of roofs; P as above.)
 
 # %%
 from kvlab.exercises import check, hint, status
@@ -618,11 +657,12 @@ check("8.1", answer)
 # answer = 300e9 / (2 * 8.03e9 + 4096 * 131_072)
 # ```
 #
-# About eighteen tokens a second, whatever the arithmetic units could do.
+# Bandwidth over bytes, whatever the arithmetic units could do.
 #
 # </details>
 #
-# **8.2** Where KV outweighs the weights.
+# **8.2** The same model, weights and KV in bf16. From how many resident tokens on, over the whole
+# batch, does a step read more KV than weights?
 
 # %%
 answer = None  # your answer here, a number
@@ -637,7 +677,8 @@ check("8.2", answer)
 #
 # </details>
 #
-# **8.3** The roofline, as a function.
+# **8.3** The roofline as a function: the least time of a step, from its FLOPs, its bytes and the two
+# roofs.
 
 # %%
 def step_seconds_of_mine(flops, bytes_moved, peak, bandwidth):
@@ -656,7 +697,8 @@ check("8.3", step_seconds_of_mine)
 #
 # </details>
 #
-# **8.4** Admission, with the units that decide it.
+# **8.4** An H100 whose driver reports 81,559 MiB holds the model. An engine may use 0.9 of the card.
+# How many sequences of 8,192 tokens fit at the same time, KV in bf16?
 
 # %%
 answer = None  # your answer here, a whole number
@@ -679,20 +721,32 @@ status(8)
 # ## In the engines
 #
 # vLLM profiles one forward at start-up, subtracts what it used from its share of the card, divides
-# the rest by the bytes of a block, and prints tokens and concurrency (`vllm/v1/core/kv_cache_utils.py`
-# at commit a556f3f; the bytes of a cell are head size times dtype size for K and for V, the page is
-# heads times block size times cell). SGLang sizes its pool by tokens and prints K and V apart.
-# Both capture graphs of decode steps for a list of batch sizes: that removes the time between
+# the rest by the bytes of a block, and prints tokens and concurrency (`get_kv_cache_configs` in
+# `vllm/v1/core/kv_cache_utils.py` at `a556f3f`; the bytes of a cell are head size times dtype size
+# for K and for V, the page is heads times block size times cell). SGLang sizes its pool by tokens and
+# prints K and V apart (`MHATokenToKVPool` in `python/sglang/srt/mem_cache/memory_pool.py` at
+# `000ccdb`). Both capture graphs of decode steps for a list of batch sizes: that removes the time between
 # calls, and nothing else.
 
 # %% [markdown]
-# ## What it cost, and where to go
+# ## What it cost, what comes next
+
+# %% tags=["hide-input"]
+say(
+    "**What was built**: a price for a decode step: FLOPs and bytes to the unit, the roof that binds, the gap "
+    "that remains and what it is made of.",
+    f"**What it cost**: two measurements of a second each, and a counter: {len(kinds)} kinds of forward agree "
+    f"with it in every digit, and {len(MISTAKES)} wrong formulas do not.",
+    f"**What it made possible**: to say of a technique, before building it, which bytes it attacks and what "
+    f"it can gain: KV in 8 bits makes one stream {step(1) / step(1, kv_width=1):.2f} times as fast, "
+    f"a batch of 64 {step(64) / step(64, kv_width=1):.2f} times.",
+)
+
+# %% [markdown]
+# Eight layers lie behind you, from one forward per token to an engine with blocks. All rest on one
+# fact: K and V of a token, once computed, are final.
 #
-# You can now price a decode step: FLOPs and bytes to the unit, the roof that binds, the gap that
-# remains and what it is made of. Eight layers, from one forward per token to an engine with blocks,
-# all resting on one fact: K and V of a token, once computed, are final.
-#
-# Take your own model's config.json, your own card, and predict. Then measure.
+# Take your own model's config.json and your own card, and predict. Then measure.
 #
 # **References.** Williams, Waterman and Patterson 2009 for the roofline; Pope et al. 2022 for the
 # accounting of inference; Kwon et al. 2023 for paging; Leviathan et al. 2023 for speculation. See
