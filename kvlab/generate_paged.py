@@ -122,6 +122,8 @@ class PagedDecoder:
 
     def _num_done(self, seq: Sequence) -> int:
         """Tokens that need no forward: computed ones, or before the start those in the cache."""
+        if seq.request_id in self.manager.sequences:
+            return seq.num_computed_tokens
         return seq.num_computed_tokens or self.manager.match_prefix(seq).num_tokens
 
     def prefill(self, seq: Sequence, chunk_size: int | None = None) -> torch.Tensor:
