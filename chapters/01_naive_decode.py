@@ -36,15 +36,28 @@ if "google.colab" in sys.modules:
     sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
-# ## One number first
+# ## One picture first
 #
-# Llama-3-8B answers a prompt of 2,048 tokens with a few hundred more. Below is what the
-# arithmetic of its decode steps adds up to, when every step runs the whole sequence again, and
-# when it does not. The rest of this chapter takes the first figure apart.
+# Each row is one pass of the model, each cell one token in it: its *key* and its *value*, the two
+# vectors that later tokens look at. The loop of this chapter feeds all tokens again in every pass.
+# Press *Play*. Then tick *with a KV cache*, and see what is left to compute.
+
+# %% tags=["hide-input"]
+from kvlab.configs import preset
+from kvlab.widgets.base import show
+from kvlab.widgets.recompute import Recompute
+
+show(Recompute(preset("smollm2-135m")))
+
+# %% [markdown]
+# ## One number
+#
+# The book has one *running example*: Llama-3-8B reads a prompt of 2,048 tokens, and 512 decode
+# steps follow. Here is the arithmetic of those steps, when each runs the whole sequence again, and
+# when it does not. It is counted in FLOPs: one addition or one multiplication is one FLOP.
 
 # %% tags=["hide-input"]
 from kvlab import costs, units
-from kvlab.configs import preset
 from kvlab.plots import figure, say, table
 from kvlab.reports import cost_report
 
@@ -56,8 +69,13 @@ say(
     f"**{run['decode']} decode forwards after a prompt of {run['prompt']:,} tokens:** "
     f"{units.flops(naive_flops)} without a cache, {units.flops(cached_flops)} with one. "
     f"The naive loop does **{run['ratio']:,.0f} times** the arithmetic for the same text. "
-    f"({run['accounting'].capitalize()}.)"
+    f"({run['accounting'].capitalize()}: P = {run['num_parameters']:,}. Contexts from "
+    f"{run['prompt'] + 1:,} to {run['prompt'] + run['decode']:,} tokens.)"
 )
+
+# %% [markdown]
+# *Coarse* means the parameter count of a model card. There is an exact accounting too, and every
+# number in this book says which one it uses. The rest of this chapter takes the larger figure apart.
 
 # %% [markdown]
 # ## A real model
@@ -214,21 +232,16 @@ print(f"counted {counted:,} repeated rows in {n} steps; the closed form says {pr
 
 # %% [markdown]
 # The closed form is a sum over the steps, $L \sum_{t=1}^{n} (p + t - 1)$. It grows with $n^2$,
-# and with the prompt times $n$. The picture below is that sum: one row a step, one cell a token.
-# Move $p$, $n$ and the step. Then tick *with a KV cache* and see what would be left.
-
-# %%
-from kvlab.widgets.base import show
-from kvlab.widgets.recompute import Recompute
-
-show(Recompute(spec))
+# and with the prompt times $n$. In the picture at the top it is the number of cells that are
+# computed again, once for each layer: set $p$ and $n$ there to those of this cell, and compare.
 
 # %% [markdown]
 # ## What one step costs
 #
-# Two kinds of work, and they grow differently. The projections multiply every token by every
-# weight matrix: two FLOPs a parameter and a token, $2Ps$. Attention scores pairs of tokens: $4
-# d_h$ FLOPs a pair, head and layer, and a causal kernel visits half of the $s^2$ pairs:
+# Two kinds of work, and they grow differently. The *projections* multiply every token by every
+# weight matrix. Each of the $P$ parameters costs one multiplication and one addition a token: $2Ps$.
+# *Attention* compares pairs of tokens: $4 d_h$ FLOPs a pair, in each of $h$ heads and $L$ layers.
+# The causal mask leaves half of the $s^2$ pairs:
 #
 # $$F_u(s) = 2Ps + \tfrac{1}{2} \cdot 4 h d_h L s^2$$
 #
@@ -248,9 +261,8 @@ table(
 )
 
 # %% [markdown]
-# What surprises most readers: at the contexts of a chat, attention is the small part. The naive
-# loop is slow because it pushes the whole sequence through the *weights* again, and the square
-# in the formula takes over only much later.
+# At the contexts of a chat, attention is the small part. The naive loop is slow because it pushes
+# the whole sequence through the *weights* again. The square in the formula takes over much later.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -268,7 +280,7 @@ show(
     Predict(
         question="A naive step at 512 tokens takes how many times as long as one at 64?",
         answer=flops_exact[512] / flops_exact[64],
-        explanation="This is the ratio of the FLOPs. The measurement below adds your machine.",
+        explanation="The ratio of the FLOPs, exact accounting. The measurement below adds your machine.",
     )
 )
 
@@ -308,6 +320,7 @@ figure(
     x="context s, tokens",
     y="milliseconds",
     title="One naive step on this machine",
+    colours={"measured": "waste", "FLOPs / rate": "waste"},
     alt="Time of a naive step against context: measured, and predicted from the FLOPs",
 )
 
@@ -349,14 +362,15 @@ for name in ("causal_mask_missing", "logits_row_before_last"):
 
 # %% [markdown]
 # The second one samples from the row before the last: it predicts the token that is already
-# there. The text stutters, and nothing else tells. The [field guide](../book/bugs.md) lists all
-# faults.
+# there. The text stutters, and nothing else tells. The [field guide](../book/bugs.md) lists the
+# faults of all chapters.
 
 # %% [markdown]
 # ## Exercises
 #
 # Put your answer where it says so and run the cell. A wrong answer gets a hint that names the
-# mistake.
+# mistake. If you read this as a page, the [exercises page](../book/progress.md) checks your answers
+# in the browser.
 #
 # **1.1** A prompt of 100 tokens, then 50 naive decode forwards. How many rows of logits does the
 # *last* forward compute and throw away?
@@ -442,10 +456,24 @@ status(1)
 # %% [markdown]
 # ## What it cost, what comes next
 #
-# You have a loop that writes correct text and repeats nearly everything it does. The repeated part
-# has a closed form, equal to the counter. And you have the observation that ends the waste: keys
-# and values of old tokens come out the same at every step.
-#
+# You have a loop that writes correct text, and a closed form, equal to a counter, for what it
+# repeats.
+
+# %% tags=["hide-input"]
+again = costs.kv_rows_recomputed(llama, run["prompt"], run["decode"])
+fresh = llama.num_layers * run["decode"]
+dropped = costs.sum_of_contexts(run["prompt"], run["decode"]) - run["decode"]
+last = costs.uncached_step_flops(llama, P, run["prompt"] + run["decode"])
+say(
+    f"**What it cost**, on the running example: {again:,} K/V rows computed again for {fresh:,} new "
+    f"ones, and {dropped:,} rows of logits thrown away. The last step, at s = "
+    f"{run['prompt'] + run['decode']:,}, takes {units.flops(last)} (coarse) to choose one token.",
+    f"**What it made possible**: one observation. On the real checkpoint the keys and values of old "
+    f"tokens came out the same in {sum(same)} of {len(same)} layers, so nobody has to compute them "
+    f"twice.",
+)
+
+# %% [markdown]
 # [Chapter 2](02_cache_append.ipynb) keeps them.
 #
 # **References.** The accounting of projections and attention follows Pope et al. 2022,
