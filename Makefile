@@ -12,6 +12,11 @@ BOOK := _build/.built
 WORKERS ?= 2
 # Modules are compiled when they are first imported: most never are.
 PIP := -m pip install --quiet --progress-bar off --no-compile
+# Every kernel would warn that its sockets, all on this machine, are not encrypted.
+define QUIET_KERNELS
+	@mkdir -p $(@D)/etc/ipython
+	@echo 'c.IPKernelApp.log_level = 40' > $(@D)/etc/ipython/ipython_kernel_config.py
+endef
 SOURCES := $(shell find kvlab data book chapters tools -type f -not -path '*/__pycache__/*' \
              -not -path '*/.ipynb_checkpoints/*' 2>/dev/null) \
            $(wildcard _config.yml _toc.yml package.json package-lock.json)
@@ -48,6 +53,7 @@ $(ENV): requirements.txt requirements-triton.txt constraints.txt pyproject.toml
 	$(PY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
 	  || $(PY) $(PIP) -r requirements-triton.txt
 	$(PY) $(PIP) --no-deps -e .
+	$(QUIET_KERNELS)
 	@touch $@
 
 checkpoint: $(ENV)
@@ -94,6 +100,7 @@ $(VERSIONS): %: .venv-%/.installed
 	$(@D)/bin/python $(PIP) --upgrade $(TORCH) -r $< -e '.[versions]'
 	$(@D)/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
 	  || $(@D)/bin/python $(PIP) $(TRITON)
+	$(QUIET_KERNELS)
 	@touch $@
 .venv-colab/.installed: TRITON := triton==3.6.0
 .venv-newest/.installed: today
