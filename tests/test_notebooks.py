@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import address as address_tool  # noqa: E402
 import build_notebooks as builder  # noqa: E402
+import run_chapters  # noqa: E402
 
 SOURCES = sorted((ROOT / "chapters").glob("[0-9][0-9]_*.py"))
 EVERY = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -242,6 +243,21 @@ def test_what_the_builder_refuses(small, old, new, message):
     small.write_text(SMALL.replace(old, new, 1))
     with pytest.raises(builder.ChapterError, match=message):
         builder.build(small, URL)
+
+
+def test_a_run_on_other_versions_says_what_failed_and_where(small, capsys):
+    """And goes on: the chapter after the broken one is run too."""
+    text = builder.build(small, URL).read_text()
+    small.with_name("89_broken.py").write_text(SMALL)
+    broken = text.replace("print(1 + 1)", "print(1 / 0)", 1)
+    small.with_name("89_broken.ipynb").write_text(broken)
+    assert run_chapters.main([], small.parent) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "transformers" in lines[0]
+    assert re.fullmatch(r"89_broken +failed +\d+ s  cell 3: ZeroDivisionError: .*", lines[1])
+    assert re.fullmatch(r"90_small +passed +\d+ s", lines[2])
+    assert lines[3] == "1 passed, 1 failed"
+    assert run_chapters.main(["90"], small.parent) == 0
 
 
 def test_the_setup_cell_changes_nothing_where_kvlab_is_there():

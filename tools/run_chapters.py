@@ -50,11 +50,11 @@ def try_chapter(path: Path) -> str | None:
     return error
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], folder: Path = CHAPTERS) -> int:
     versions = [f"{name} {version(name)}" for name in PACKAGES]
     print(", ".join([f"Python {platform.python_version()}", *versions]), flush=True)
     try:
-        paths = [path.with_suffix(".ipynb") for path in chosen(names, CHAPTERS)]
+        paths = [path.with_suffix(".ipynb") for path in chosen(names, folder)]
     except ChapterError as error:
         print(f"ChapterError: {error}", file=sys.stderr)
         return 1
