@@ -29,6 +29,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 export TOKENIZERS_PARALLELISM := false
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
+# torch's threads sleep while they wait for each other. By default they spin, and where anything else
+# wants a core as well, each turn of a loop waits for one that was put aside: many times slower.
+export OMP_WAIT_POLICY := passive
 
 .PHONY: help env book lab notebooks check test long bench browser address constraints clean distclean
 
@@ -117,7 +120,7 @@ long: $(BOOK) browser checkpoint
 	KVLAB_LONG=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q
 
 bench: $(BOOK) browser checkpoint
-	$(PY) -m bench
+	env -u OMP_WAIT_POLICY $(PY) -m bench
 
 address: $(ENV)
 	@test -n "$(URL)" || { echo "Say which: make address URL=https://github.com/OWNER/REPOSITORY"; exit 1; }
