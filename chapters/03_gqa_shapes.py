@@ -38,7 +38,7 @@ if "google.colab" in sys.modules:
 # %% [markdown]
 # ## One number first
 #
-# The most common mistake in sizing a cache takes one line: counting the heads that ask instead of
+# A common mistake in sizing a cache takes one line: counting the heads that ask instead of
 # the heads that are kept.
 
 # %% tags=["hide-input"]
@@ -47,23 +47,34 @@ from kvlab.configs import preset
 from kvlab.plots import figure, say, table
 
 llama = preset("llama-3-8b")
-right = costs.kv_bytes_per_token(llama)
+right_rate = costs.kv_bytes_per_token(llama)
 wrong = kv_costs.bytes_per_token_from_query_heads(llama)
 say(
-    f"**{llama.name} keeps {units.binary_bytes(right)} a token.** Sized from its "
+    f"**{llama.name} keeps {units.binary_bytes(right_rate)} a token in bf16.** Sized from its "
     f"{llama.num_heads} query heads it would be {units.binary_bytes(wrong)}: "
-    f"**{wrong // right} times** too much, on every token of every user."
+    f"**{wrong // right_rate} times** as much, on every token of every user."
 )
 
 # %% [markdown]
 # ## Heads that ask, heads that are kept
 #
-# In the original transformer every query head had its own K and V. But a query is used once and
-# thrown away, while K and V stay. So it pays to have fewer of the second kind. Multi-query attention
-# (Shazeer, 2019) keeps one K and one V for all queries. Grouped-query attention (Ainslie et al.,
-# 2023) is the middle: $h$ query heads in groups, one KV head a group, $h_{kv}$ in all.
+# In the original transformer (multi-head attention, MHA) every query head had its own K and V. But a
+# query is used once and thrown away, while K and V stay. So it pays to have fewer of the second
+# kind. Multi-query attention (MQA; Shazeer, 2019) keeps one K and one V for all queries.
+# Grouped-query attention (GQA; Ainslie et al., 2023) is the middle: $h$ query heads in groups, one KV
+# head a group, $h_{kv}$ in all.
 #
-# Here are the tensors of one layer of the real checkpoint.
+# Move *KV heads* from MHA down to MQA. The picture shows who reads whom, the table the bytes. Its last
+# row is a latent model (MLA), which comes below.
+
+# %% tags=["hide-input"]
+from kvlab.widgets.base import show
+from kvlab.widgets.shapes import Shapes
+
+show(Shapes("smollm2-135m"))
+
+# %% [markdown]
+# Here are the tensors of one layer of the real checkpoint, when it reads a prompt.
 
 # %%
 import torch
@@ -134,17 +145,6 @@ print("tiled:   ", order.repeat(h // h_kv).tolist())
 tiled = by_hand(query, key, value, owner=lambda j: j % h_kv)
 print("same shape:", tiled.shape == ours.shape, "  same numbers:", torch.allclose(tiled, ours))
 
-# %% [markdown]
-# Move the sliders: from as many KV heads as query heads (MHA) down to one (MQA). The picture shows
-# who reads whom. The table has the bytes, and beside them the row of a latent model (MLA), which
-# comes below.
-
-# %%
-from kvlab.widgets.base import show
-from kvlab.widgets.shapes import Shapes
-
-show(Shapes("smollm2-135m"))
-
 
 # %% [markdown]
 # ## Never expand what you keep
@@ -200,13 +200,15 @@ table(rows, "One query over a long context, on this machine")
 # %% [markdown]
 # ## Four constants and one variable
 #
-# What is kept, then? One row of K and one of V, for each KV head, in each layer, for each token:
+# What is kept, then? One row of K and one of V, for each KV head, in each layer, for each of $m$
+# tokens:
 #
-# $$\text{bytes}(n) = L \cdot h_{kv} \cdot (d_k + d_v) \cdot b \cdot n$$
+# $$\text{bytes}(m) = L \cdot h_{kv} \cdot (d_k + d_v) \cdot b \cdot m$$
 #
-# Four constants of the model, a data type, and the number of resident tokens. Query heads are not in
-# it. Neither is the number of sequences: a thousand short ones or one long one, the same tokens take
-# the same room. A formula is a claim about memory, so we hold it to the memory.
+# Four constants of the model (a row of K is $d_k$ numbers wide, one of V $d_v$; mostly both are
+# $d_h$), the bytes $b$ of a number, and one variable. Query heads are not in it. Neither is the number
+# of sequences: many short ones or one long one, the same tokens take the same room. A formula is a
+# claim about memory, so we hold it to the memory.
 
 # %%
 from kvlab.cache import ContiguousKVCache
@@ -267,9 +269,13 @@ gemma = read_config({
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 4096,
     "vocab_size": 256000,
 })
-for index, layer in enumerate(gemma.layers):
-    print(index, layer.kind, layer.num_kv_heads, layer.key_dim, layer.window)
-print(*gemma.notes, sep="\n")
+rows = [
+    {"layer": index, "kind": layer.kind, "KV heads": layer.num_kv_heads, "width": layer.key_dim,
+     "window": "none" if layer.window is None else f"{layer.window:,}"}
+    for index, layer in enumerate(gemma.layers)
+]
+table(rows, "What read_config made of it, layer by layer",
+      note=" ".join(f"Noted: {note}." for note in gemma.notes))
 
 # %% [markdown]
 # What cannot be read is an error that names the field. There is no default model to fall back on: a
@@ -289,8 +295,9 @@ for config in (broken, {**broken, "head_dim": "256"}, {**broken, "head_dim": 256
 # %% [markdown]
 # ## Not every layer keeps the same
 #
-# Once layers differ, bytes stop being a rate. A layer with a window grows until the window is full.
-# A recurrent layer (Mamba, linear attention) keeps a state of fixed size from the first token on.
+# Once layers differ, bytes stop being a rate. A layer with a *window* sees the last so many tokens
+# only: it grows until the window is full, then the oldest row makes room for the newest. A recurrent
+# layer (Mamba, linear attention) keeps a state of fixed size from the first token on.
 # A layer may read the K and V of an earlier one and keep none. So the cost is a sum over layers:
 
 # %%
@@ -332,10 +339,13 @@ figure(
 )
 
 # %% [markdown]
-# Read the shapes of the lines. A straight line is full attention. A bend is a window that filled up.
-# A line that goes flat has windows only. A line that starts high and rises late has a recurrent
-# state. The table takes one long context and adds what public calculators get wrong: the same model
-# charged for every layer in full.
+# Llama and DeepSeek attend in full: twice the tokens, twice the bytes. Mistral's line goes flat where
+# its windows are full, since every layer has one. Gemma's starts flat: most of its layers have a short
+# window, which is full already, and the few full layers take over later. Jamba is lifted at the left
+# end by a state that is there from the first token on.
+#
+# The table takes one long context, and two ways to be wrong: windows forgotten, and query heads
+# counted.
 
 # %% tags=["hide-input"]
 n = 131_072
@@ -349,10 +359,10 @@ for name in shown:
         "needed": units.binary_bytes(right),
         "windows charged in full": units.binary_bytes(full),
         "query heads, all layers": units.binary_bytes(naive),
-        "off by": f"{naive / right:.1f}",
+        "last / needed": f"{naive / right:.1f}",
     })
-table(rows, f"One sequence of {n:,} tokens", note="An engine without a group of its own for "
-      "windowed layers really hands out the second figure: another question, another answer.")
+table(rows, f"One sequence of {n:,} tokens, bf16", note="An engine that keeps no pool of its own for "
+      "windowed layers really hands out the second figure.")
 
 # %% [markdown]
 # ## One row for all heads
@@ -380,10 +390,11 @@ say(
 # %% [markdown]
 # ## The same bytes, other strides
 #
-# K of one layer has three axes: token, head, number. Two orders are in use. **Token-major** (NHD)
-# keeps all heads of a token together: one write for a new token. **Head-major** (HND) keeps all
-# tokens of a head together: one long read for attention. A third choice is one tensor for K and V.
-# The bytes are the same, and so is their number. What differs is where a step of one leads.
+# K of one layer has three axes: token (N), head (H), number (D). Two orders are in use.
+# **Token-major** (NHD) keeps all heads of a token together: one write for a new token. **Head-major**
+# (HND) keeps all tokens of a head together: one long read for attention. A third choice is one tensor
+# for K and V. The bytes are the same, and so is their number. What differs are the *strides*: how far
+# apart in memory two neighbours on an axis lie.
 
 # %%
 tokens = 4
@@ -417,14 +428,15 @@ table(rows, "Whose row stands where, after the confusion", note=f"{moved} of {to
       "are somebody else's; the first and the last are right, so a test of one token finds nothing.")
 
 # %% [markdown]
-# On the real checkpoint this is a switch. The first faults of this layer, each on, then caught. The
-# detectors compare what was written with what is read back, head by head, and bytes held with bytes
-# planned.
+# In kvlab each mistake of this chapter is a switch. Here they are, each on, then caught on a tiny
+# model. The detectors compare what was written with what is read back, head by head, the keys that a
+# query sees with those in its window, and bytes held with bytes planned.
 
 # %%
 from kvlab.faults import FaultDetected, fault
 
-for name in ("heads_tiled", "heads_expanded_before_write", "layout_confused"):
+bugs = ("heads_tiled", "heads_expanded_before_write", "layout_confused", "window_off_by_one")
+for name in bugs:
     with fault(name) as entry:
         try:
             entry.detect()
@@ -435,7 +447,7 @@ for name in ("heads_tiled", "heads_expanded_before_write", "layout_confused"):
 # %% [markdown]
 # ## Split over cards
 #
-# Tensor parallelism splits heads over $T$ cards. KV heads split too, as long as there are enough.
+# *Tensor parallelism* splits the heads of a model over $T$ cards. KV heads split too, as long as there are enough.
 # With more cards than KV heads, heads are copied, and each further card saves nothing. A latent row
 # belongs to all heads, so every card keeps all of it.
 
@@ -471,8 +483,8 @@ table(rows, f"{llama.name} in other formats")
 #
 # Now a plan. A card's box gives its memory in GB, powers of ten. Its driver reports MiB, powers of
 # two, and a little more. An engine takes a share of that (vLLM's default is 0.9) and leaves the rest
-# for activations and graphs. Weights come off first, and what is left is the pool. Whether the
-# running example's load fits depends on which of these figures you start from.
+# for everything else that runs. Weights come off first, and what is left is the *pool* of the cache.
+# Whether 64 sequences of 8,192 tokens fit depends on which of these figures you start from.
 
 # %% tags=["hide-input"]
 from kvlab.reports.capacity import ask_capacity
@@ -482,7 +494,7 @@ card = hardware("h100-sxm")
 load_bytes = 64 * costs.kv_bytes(llama, 8192)
 weights = costs.weight_bytes(costs.resident_params(llama))
 budgets = {
-    "the box: memory in GB": card.memory_bytes,
+    "what the box says": card.memory_bytes,
     "what the driver reports": card.driver_memory_bytes,
     "0.9 of what the driver reports": card.driver_memory_bytes * 9 // 10,
 }
@@ -502,7 +514,7 @@ print("sequences that fit  ", plan["sequences_that_fit"])
 print("blocks, tokens      ", plan["num_blocks"], plan["pool_tokens"])
 
 # %% [markdown]
-# The planner below asks the same function. Change the card, the share, the format, the load. Paste
+# (An engine hands the pool out in blocks of a few tokens; chapter 5 builds that.) The planner below asks the same function. Change the card, the share, the format, the load. Paste
 # any `config.json` into it: it is read on your side, by this book's own Python, and goes nowhere.
 
 # %%
@@ -529,6 +541,8 @@ table(rows, f"Sequences in a pool of {units.binary_bytes(pool)}",
 
 # %% [markdown]
 # ## Exercises
+#
+# As a page: the [exercises page](../book/progress.md) checks your answers in the browser.
 #
 # **3.1** Qwen3-32B: 64 layers, `hidden_size` 5120, 64 query heads, 8 KV heads, `head_dim` 128. How
 # many bytes does one token keep in bf16?
@@ -609,10 +623,24 @@ status(3)
 # %% [markdown]
 # ## What it cost, what comes next
 #
-# Nothing was computed in this chapter that a reader could not redo with a pencil, and that is the
-# point: the size of a cache is arithmetic on a config, once the config is read right. It buys plans
-# that hold, and tests that compare bytes held with bytes planned.
-#
+# You have grouped attention that repeats nothing, and the size of a cache as arithmetic on a config,
+# once the config is read right.
+
+# %% tags=["hide-input"]
+mha = kv_costs.bytes_per_token_from_query_heads(llama)
+say(
+    f"**What it cost**: a function in place of a rate. {len(model_names())} configs are read, layer by "
+    f"layer, and one sequence of {n:,} tokens takes from "
+    f"{units.binary_bytes(min(kv_costs.sequence_bytes(preset(name), n) for name in shown))} to "
+    f"{units.binary_bytes(max(kv_costs.sequence_bytes(preset(name), n) for name in shown))} in the "
+    f"{len(shown)} models of the figure (bf16).",
+    f"**What it made possible**: {llama.name} keeps {units.binary_bytes(right_rate)} a token where "
+    f"a KV head for every query head would keep {units.binary_bytes(mha)}, so one {card.name} holds "
+    f"{plan['sequences_that_fit']} sequences of 8,192 tokens. That number was planned from a file, before "
+    f"anything was allocated.",
+)
+
+# %% [markdown]
 # One thing was left out. What lands in the cache is not K as the projection made it, but K turned by
 # its position. Positions must be right *before* the write: [chapter 4](04_rope_before_write.ipynb).
 # All models of this chapter stand in a [table](../book/models.md) that you can sort.
