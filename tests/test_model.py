@@ -54,8 +54,8 @@ def real_reference(real):
 
 
 def reference(spec, weights):
-    """transformers' own Llama with these weights."""
-    rope = {"rope_type": spec.rope.rope_type, "rope_theta": spec.rope.theta}
+    """transformers' own Llama with these weights; the rotation named as before 5, which 5 reads."""
+    scaling = {"rope_type": spec.rope.rope_type, **dict(spec.rope.params)}
     config = LlamaConfig(
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -67,7 +67,8 @@ def reference(spec, weights):
         max_position_embeddings=spec.max_position_embeddings,
         rms_norm_eps=spec.rms_norm_eps,
         tie_word_embeddings=spec.tie_word_embeddings,
-        rope_parameters=rope | dict(spec.rope.params),
+        rope_theta=spec.rope.theta,
+        rope_scaling=scaling if spec.rope.params else None,
     )
     model = LlamaForCausalLM(config).eval()
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
