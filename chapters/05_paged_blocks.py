@@ -41,9 +41,10 @@ if "google.colab" in sys.modules:
 # %% [markdown]
 # ## The pool
 #
-# Step through the operations, or press *Play*. A box is a block, a cell in it has room for K and V
-# of one token, in every layer. Press a word to see the way from its position to its slot. With
-# *Start*, kvlab's own `blocks.py` runs in this page: append, fork and free by hand, then break it.
+# Step through the operations, or press *Play*. A box is a block. A cell in it is a *slot*: room for
+# K and V of one token, in every layer. Each sequence has a colour. Press a word to see the way from
+# its position to its slot. With *Start*, kvlab's own `blocks.py` runs in this page: append, fork and
+# free by hand, then break it.
 
 # %%
 from kvlab.widgets.base import show
@@ -133,8 +134,7 @@ figure(
 
 # %% [markdown]
 # Small blocks waste less. But a table entry, a lookup and a hash are paid for each block, and a GPU
-# reads long runs of memory better than short ones. Sixteen tokens is the usual choice, and the
-# waste is then below what anybody would notice.
+# reads long runs of memory better than short ones. Sixteen tokens is vLLM's usual choice.
 
 # %% tags=["hide-input"]
 from kvlab import costs, units
@@ -143,20 +143,21 @@ from kvlab.paging import num_that_fit_paged, num_that_fit_reserved
 
 llama = preset("llama-3-8b")
 slots = (64 * 2**30) // costs.kv_bytes_per_token(llama)
-many = lengths * 100
+fit_reserved = num_that_fit_reserved(slots, MAX_LEN)
+fit_paged = num_that_fit_paged(slots, 16, lengths * 100)
 say(
-    f"In requests: {units.both_bytes(64 * 2**30)} hold {slots:,} tokens of Llama-3-8B's K and V. "
-    f"Reserved at {MAX_LEN} rows that is {num_that_fit_reserved(slots, MAX_LEN)} requests; in blocks "
-    f"of 16, with lengths like these, {num_that_fit_paged(slots, 16, many):,}. "
-    "A batch that much larger reads the weights once for all of them."
+    f"In blocks of 16, {paged_waste(lengths, 16).wasted_share:.1%} of the slots are empty. In requests: "
+    f"{units.both_bytes(64 * 2**30)} hold {slots:,} tokens of Llama-3-8B's K and V in bf16. "
+    f"Reserved at {MAX_LEN} rows that is {fit_reserved} requests; in blocks of 16, with lengths like "
+    f"these, {fit_paged:,}. A batch that much larger reads the weights once for all of them."
 )
 
 # %% [markdown]
 # ## From position to slot
 #
-# A pool is one tensor of blocks, allocated once. A *block table* is a list: entry $i$ is the block
-# that holds positions $i \cdot b$ to $(i + 1) \cdot b - 1$ of one sequence. Four steps lead from a
-# position to a place in memory. All of it is a division with remainder:
+# A pool is one tensor of blocks, allocated once. A *block table* is a list: entry `i` is the block
+# that holds positions `i * block_size` to `(i + 1) * block_size - 1` of one sequence. The way goes
+# from position to table entry, to block and offset, to slot. All of it is a division with remainder:
 
 # %%
 block_table, block_size = [5, 2, 9], 4
@@ -184,8 +185,9 @@ except SlotOutOfRange as error:
 # ## The write side and the read side
 #
 # Two parts of an engine use the table, and they use it differently. The **write side** has a row of
-# new tokens, of any sequences, and one number for each: its slot. It scatters. The **read side** has
-# one sequence and walks its table, block by block. Nothing but the table connects them.
+# new tokens, of any sequences, and one number for each: its slot. That list is the *slot mapping*.
+# It scatters. The **read side** has one sequence and walks its table, block by block. Nothing but
+# the table connects them.
 #
 # We build each for one layer, on its own.
 
@@ -429,11 +431,12 @@ for seq, row in zip((parent, child), rows, strict=True):
     print(seq.request_id, "continues as if it were alone:", int(row.argmax()) == alone[0])
 
 # %% [markdown]
-# ## Found again
+# ## Found again: prefix caching
 #
 # K and V of a block depend on every token up to its end, and on the adapter, and on the images
 # (chapter 2's list). So that is its name: a hash of the parent block's hash, its own tokens, and
-# those extra things, each tagged with its source.
+# those extra things, each tagged with its source. One more goes in on request: a *salt*, which keeps
+# tenants apart. Requests with different salts share nothing.
 
 # %%
 from kvlab.prefix import ROOT_HASH, extra_keys, hash_block
@@ -523,8 +526,9 @@ table([{"run": name, **row} for name, row in results.items()], "Four prompts, on
 print("the same first tokens:", same)
 
 # %% [markdown]
-# Blocks and tokens are exact. Time is another matter: prefill is bound by arithmetic, so it should
-# fall in proportion to the tokens, with a little left over for attention over the cached part.
+# Blocks and tokens are exact. Time is another matter. Prefill is bound by arithmetic, so it should
+# fall in proportion to the tokens. It saves less than that: attention still reads the cached part,
+# and a short forward costs more a token than a long one.
 
 # %% tags=["nbval-ignore-output"]
 from time import perf_counter
@@ -586,7 +590,7 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 # turns out to equal the original, is given back, and the two tables meet again.
 
 # %% [markdown]
-# ## Who has to go
+# ## Who has to go: eviction
 #
 # A block that is free and published costs nothing until somebody needs room. Then one has to be
 # *evicted*, and the order matters. A chain can only be hit from its head on: without block 0, blocks
@@ -651,7 +655,7 @@ print("table of a running windowed sequence:", seq.block_table)
 # Every usable block is in use or free and never both. A count is the number of table entries that
 # name the block. The map from hash to block and the hashes on the blocks are the same relation. And
 # two tables share a block only for the same tokens. `check_integrity` says which rule is broken, and
-# where. kvlab's tests call it after each of a hundred thousand random operations.
+# where. kvlab's tests call it after each operation of long random runs.
 
 # %%
 from kvlab.blocks import PoolCorrupt
@@ -690,8 +694,8 @@ for entry in [f for f in all_faults() if f.layer == "paged"]:
             print(f"{entry.name}\n    {entry.symptom}\n    caught: {found}\n")
 
 # %% [markdown]
-# How much does it matter? We measure four of them on the checkpoint: the distance between the
-# distributions with and without the fault. Two models that agree are at zero.
+# How much does it matter? We measure four of them on the checkpoint, as chapter 4 did: the distance
+# (KL) between the distributions with and without the fault. Two models that agree are at zero.
 
 # %%
 from kvlab.faults import get
@@ -708,6 +712,8 @@ table([{"fault": name, "KL, nats": value} for name, value in harm.items()],
 
 # %% [markdown]
 # ## Exercises
+#
+# As a page: the [exercises page](../book/progress.md) checks your answers in the browser.
 #
 # **5.1** A sequence has the block table `[7, 3, 12]`, with blocks of 16 tokens. In which slot of the
 # pool are K and V of position 37?
@@ -818,11 +824,23 @@ status(5)
 
 # %% [markdown]
 # ## What it cost, what comes next
-#
-# You have memory that is handed out a block at a time, shared where it is equal and taken back tail
-# first. It costs one indirection in every read, and a bookkeeper that must never be wrong: each rule
-# in it is a bug that some engine has had.
-#
+
+# %% tags=["hide-input"]
+entries = blocks_for(2048 + 512, 16)
+last_block = expected_waste_per_request(16) * costs.kv_bytes_per_token(llama)
+say(
+    "**What was built**: a pool, block tables, a bookkeeper that shares, copies, finds again and evicts, and "
+    "a decoder on top of them that writes the same tokens as the naive loop.",
+    f"**What it cost**: the running example ends at {2048 + 512:,} tokens: {entries} table entries, "
+    f"{4 * entries:,} bytes at four bytes each, beside "
+    f"{units.binary_bytes(costs.kv_bytes(llama, 2048 + 512))} of K and V. On average "
+    f"{units.binary_bytes(last_block)} a request lie empty in its last block. And a bookkeeper that "
+    f"must never be wrong: {sum(f.layer == 'paged' for f in all_faults())} of its bugs stand above.",
+    f"**What it made possible**: {fit_paged:,} requests where {fit_reserved} fitted, and four prompts for "
+    f"{predicted} computed tokens instead of {all_tokens}.",
+)
+
+# %% [markdown]
 # The indirection is what makes the gather above slow. It copies all K and V before it multiplies
 # them once. A kernel that follows the block table by itself need not:
 # [chapter 6](06_triton_decode_kernel.ipynb).
