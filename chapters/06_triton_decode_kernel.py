@@ -54,14 +54,15 @@ if not torch.cuda.is_available():
 # ## An idle card
 #
 # A launch of our kernel makes one *program* for each sequence and each KV head. A program walks over
-# its keys and values, a tile of them in each turn. With one sequence that is a handful of programs
-# on a card with room for hundreds. Set *splits* to *by the rule* and press *Play*: now many programs
-# share one context, and the card is busy.
+# its keys and values, a *tile* of them (a few dozen) in each turn. With one sequence that is a handful
+# of programs on a card with room for hundreds. A square below is room for one program, a *program
+# slot*; it has nothing to do with the slots of the cache. Set *splits* to *by the rule* and press
+# *Play*: now many programs share one context, and the card is busy.
 
 # %%
 from kvlab.configs import preset
 from kvlab.widgets.base import show
-from kvlab.widgets.splits import Splits
+from kvlab.widgets.splits import Splits, launch_facts
 
 llama = preset("llama-3-8b")
 show(Splits(llama))
@@ -212,8 +213,8 @@ table(rows, "Loads of the two programs of one KV head, 83 tokens in blocks of 16
 #
 # A Triton kernel looks like numpy code about one tile. `tl.load` takes an array of addresses and a
 # mask, `tl.dot` multiplies small matrices, and `tl.program_id` says which program this is. The code
-# shown below is read from kvlab's own file. First, the offset. It is one line, and the most expensive
-# mistake of this layer sits in it.
+# shown below is read from kvlab's own file. First, the offset. It is one line, and a mistake in it
+# stays hidden until the pool is large.
 
 # %%
 import inspect
@@ -361,7 +362,7 @@ table(rows, "The kernel against float64, whatever the number of splits")
 # interpreter, the replay stands in.
 
 # %%
-from kvlab import costs
+from kvlab import costs, units
 from kvlab.kernels.trace import trace_accesses
 from kvlab.specs import LayerSpec
 
@@ -402,14 +403,15 @@ show(
         question="One sequence of 8192 tokens, Llama-3-8B, an A100: into how many splits?",
         answer=one["chosen_splits"],
         unit="splits",
-        explanation="Enough programs to fill the card's slots once, and no second wave.",
+        explanation="Enough programs to fill the card's program slots once, and no second wave.",
     )
 )
 
 # %% [markdown]
-# The rule: if sequences times KV heads fill most of the card's slots, do not split. Else try every
-# number of splits, and take the smallest that keeps the slots nearly as busy as the best one does. A
-# fixed number would be too small for one sequence and wasteful for many.
+# The rule: if sequences times KV heads fill most of the card's program slots, do not split. Else try
+# every number of splits, and take the smallest that keeps them nearly as busy as the best one does. A
+# fixed number would be too small for one sequence and wasteful for many. More programs than slots run
+# in *waves*, one after another.
 
 # %%
 rows = []
@@ -474,7 +476,7 @@ names = {
     "async_copy": "async copies", "loop_instructions": "instr. in the loop",
 }
 compiled = pd.DataFrame(compile_record())
-split_rows = compiled[compiled["kernel"] == "decode_split"]
+split_rows = compiled[compiled["kernel"] == "decode_split"].reset_index(drop=True)
 version = compiled["triton"].iloc[0]
 table(split_rows[list(names)].rename(columns=names), f"The split kernel, Triton {version}")
 
@@ -571,6 +573,7 @@ for record in records:
         x="sequences x tokens", y="microseconds", kind="bars", log_y=True,
         title=f"One layer of {llama.name} on {record['hardware']}, {record['date']}",
         alt="Predicted and measured time of the kernel for each shape",
+        colours={"bytes over copy bandwidth": "cache", "measured": "one"},
     )
 if not records:
     say(
@@ -644,14 +647,17 @@ for entry in [f for f in all_faults() if f.layer == "kernel"]:
 # %% [markdown]
 # ## Exercises
 #
-# Exercises 6.2 and 6.3 take Triton functions: decorate them with `@jit` and use `tl`. They are put into the real
-# kernel and run. (Plain functions on torch tensors are taken as well.)
+# As a page: the [exercises page](../book/progress.md) asks the questions, and checks the answers that
+# are numbers, in the browser.
+#
+# **6.1** A running softmax has seen scores up to 2, and its sum of `exp(score - 2)` is 3. Now a tile
+# with the scores 4 and 2 comes in. What is the sum now?
 
 # %%
 from kvlab.exercises import check, status
 from kvlab.kernels.lesson import jit, tl  # noqa: F401  for your functions
 
-answer = None  # 6.1: the sum under the new maximum
+answer = None  # your answer here
 check("6.1", answer)
 
 
@@ -661,11 +667,17 @@ check("6.1", answer)
 # `3 * exp(2 - 4) + exp(4 - 4) + exp(2 - 4)`. The old sum shrinks, then the new terms are added.
 #
 # </details>
+#
+# Exercises 6.2 and 6.3 take Triton functions: decorate them with `@jit` and use `tl`. They are put into
+# the real kernel and run. (Plain functions on torch tensors are taken as well.)
+#
+# **6.2** Fold one tile of keys into the running softmax of a group of queries: `q` `[G, D]`, `k`
+# `[N, D]`, `v` `[N, DV]`, `visible` `[N]`. Masked keys must not count.
 
 # %%
 @jit
 def fold(top, total, acc, q, k, v, visible, scale):
-    """6.2: fold one tile of keys into the running softmax; masked keys must not count."""
+    """The new top, total and acc."""
     return top, total, acc
 
 
@@ -689,11 +701,14 @@ check("6.2", fold)
 # ```
 #
 # </details>
+#
+# **6.3** Merge two partial outputs `[DV]` over different keys, each with its log-sum-exp `[1]`. An
+# empty part is 0 with a log-sum-exp of minus infinity, and so are two of them.
 
 # %%
 @jit
 def merge_two(out_a, lse_a, out_b, lse_b):
-    """6.3: two partial outputs [DV] and their log-sum-exps [1] -> the output and lse of both."""
+    """The output and the log-sum-exp over all of the keys."""
     return out_a, lse_a
 
 
@@ -714,9 +729,12 @@ check("6.3", merge_two)
 # ```
 #
 # </details>
+#
+# **6.4** One sequence, Llama-3-8B, an A100 with two program slots on each multiprocessor (there are
+# `a100.num_multiprocessors`). Without splitting, which share of the program slots has work?
 
 # %%
-answer = None  # 6.4: share of the slots that have work
+answer = None  # your answer here, from 0 to 1
 check("6.4", answer)
 
 # %% [markdown]
@@ -726,9 +744,12 @@ check("6.4", answer)
 # multiprocessor.
 #
 # </details>
+#
+# **6.5** 16 sequences of 8192 tokens, Llama-3-8B in bf16, an L4 (`hardware("l4")` has its bandwidth).
+# How many milliseconds must decode attention take at the least, in one layer?
 
 # %%
-answer = None  # 6.5: milliseconds
+answer = None  # your answer here, in milliseconds
 check("6.5", answer)
 
 # %% [markdown]
@@ -760,11 +781,24 @@ status(6)
 
 # %% [markdown]
 # ## What it cost, what comes next
-#
-# You have a kernel that reads each cached key and value once, from wherever it lies, for any head size
-# and block size, and whose answer does not depend on how the work was cut. It cost two launches, a
-# partial result for each split, and a close look at masks and offsets.
-#
+
+# %% tags=["hide-input"]
+launch = launch_facts(llama, a100.num_multiprocessors, num_seqs=1, context=8192, splits=0)
+unsplit = launch_facts(llama, a100.num_multiprocessors, num_seqs=1, context=8192, splits=1)
+say(
+    "**What was built**: a kernel that reads each cached key and value once, from wherever it lies, for any "
+    "head size and block size. Its answer does not depend on how the work was cut.",
+    f"**What it cost**: a second launch for the merge, and partial results: one sequence of {8192:,} tokens on "
+    f"an A100 is cut into {launch['splits']} splits, which write "
+    f"{units.binary_bytes(launch['part_bytes'])} beside the {units.binary_bytes(launch['kv_bytes'])} "
+    f"of K and V that one layer reads ({launch['part_bytes'] / launch['kv_bytes']:.1%}).",
+    f"**What it made possible**: {launch['busy']:.0%} of the program slots have work, instead of "
+    f"{unsplit['busy']:.0%}. And the gather of chapter 5 is gone: it read K and V, wrote a copy and "
+    f"read that, {units.binary_bytes(3 * launch['kv_bytes'])} a layer instead of "
+    f"{units.binary_bytes(launch['kv_bytes'])}.",
+)
+
+# %% [markdown]
 # It also made decoding independent of where a sequence lies in memory. So the engine is free to admit,
 # preempt and resume whoever it likes, at every step. [Chapter 7](07_engine_step.ipynb).
 #
