@@ -242,7 +242,7 @@ families = {"llama": toy, "gemma2": {**toy, "sliding_window": 64}, "deepseek_v3"
 def held(config):
     """Bytes of K and V after twenty tokens, and the spec that kvlab reads from the same config."""
     loaded = AutoConfig.for_model(**config)
-    network = AutoModelForCausalLM.from_config(loaded, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_config(loaded, dtype=torch.float32).eval()
     with torch.no_grad():
         layers = cache_of(network(torch.arange(20)[None], use_cache=True)).layers
     total = sum(t.numel() * t.element_size() for x in layers for t in (x.keys, x.values))
