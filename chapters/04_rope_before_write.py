@@ -37,6 +37,22 @@ if "google.colab" in sys.modules:
     sys.modules["google.colab"].output.enable_custom_widget_manager()
 
 # %% [markdown]
+# ## One picture first
+#
+# A position is an angle. Rotary position embedding (RoPE) takes a query and a key, two numbers at a
+# time, and turns each pair by an angle that grows with the place of the token. Attention multiplies
+# the two: the *score* of a pair depends on the angle between them, and on nothing else.
+#
+# Press *Query + 1* and watch the score. Then press *Both + 1*.
+
+# %% tags=["hide-input"]
+from kvlab.configs import preset
+from kvlab.widgets.base import show
+from kvlab.widgets.rotate import Rotate
+
+show(Rotate(preset("smollm2-135m").rope))
+
+# %% [markdown]
 # ## Two texts
 #
 # The same model, the same prompt, the same code for everything but one number. Which of the two
@@ -74,16 +90,17 @@ say(
 )
 
 # %% [markdown]
-# A person who reads the second text alone does not find the bug. This chapter finds it without
-# reading any text.
+# Whoever reads the second text alone does not find the bug. This chapter finds it without reading any
+# text.
 
 # %% [markdown]
-# ## A position is an angle
+# ## The rotation, by hand
 #
 # Attention by itself does not know order: it compares each query with each key, wherever they
 # stand. RoPE writes the place into the vectors. It takes the numbers of a head in pairs and turns
 # each pair, as a point in a plane, by an angle that grows with the position $m$. Pair $i$ of $d_h
-# / 2$ turns by $m\,\theta^{-2i/d_h}$: the first pair fast, the last one hardly at all.
+# / 2$ turns by $m\,\theta^{-2i/d_h}$, where $\theta$ is the *base*, a setting of the model: the
+# first pair turns fast, the last one hardly at all.
 
 # %%
 import math
@@ -117,20 +134,24 @@ from_kvlab = apply_rope(x, cos, sin)[0, 0]
 assert torch.allclose(from_kvlab, torch.tensor(by_hand), atol=1e-5)
 print("equal; cos", list(cos.shape), "= [positions, pairs]")
 
+
 # %% [markdown]
 # ## The score sees the difference
 #
-# Turn the query by $m$ and the key by $n$. Their dot product depends on the angle between them,
-# and that angle has changed by $m - n$ times the pair's speed. So the *places* go in and only the
-# *distance* comes out.
-#
-# Move the two sliders. Then press the buttons: shift the query, shift the key, shift both.
+# Put the query at position $m$ and the key at position $n$. Their dot product depends on the angle
+# between them, and that angle has changed by $m - n$ times the pair's speed. So the *places* go in
+# and only the *distance* comes out: that is the curve beside the circle at the top.
 
 # %%
-from kvlab.widgets.base import show
-from kvlab.widgets.rotate import Rotate
+def score(query_position, key_position):
+    """The dot product of one query and one key, each turned by its own position."""
+    query = rotate_by_hand([1, 2, 3, 4, 5, 6, 7, 8], query_position)
+    key = rotate_by_hand([8, 7, 6, 5, 4, 3, 2, 1], key_position)
+    return sum(a * b for a, b in zip(query, key))
 
-show(Rotate(spec.rope))
+
+for places in ((6, 4), (7, 4), (7, 5), (1006, 1004)):
+    print(f"query at {places[0]:4}, key at {places[1]:4}: score {score(*places):.4f}")
 
 # %% [markdown]
 # Two things follow, and the chapter lives on them. A key can be rotated once, when its token
@@ -149,7 +170,7 @@ from kvlab.cache import ContiguousKVCache
 from kvlab.model import project, rms_norm
 
 cache = ContiguousKVCache(spec, 1, max_len=len(prompt_ids))
-cached_generate(model, prompt_ids, 1, cache=cache)
+first_output = cached_generate(model, prompt_ids, 1, cache=cache)
 
 # %%
 layer = model.layers[0]
@@ -239,8 +260,9 @@ for position_of in (off_by_one, restart, shift_all):
 #
 # $$\mathrm{KL}(p \,\|\, q) = \sum_{w} p_w \ln \frac{p_w}{q_w}$$
 #
-# over all words $w$ of the vocabulary, in nats. It is 0 if they agree, and it tells how much worse
-# the wrong run predicts what the right run would write. First a guess.
+# over all tokens $w$ of the vocabulary, in *nats* (the unit of the natural logarithm). It is 0 if they
+# agree, and it tells how much worse the wrong run predicts what the right run would write. First a
+# guess.
 
 # %%
 from kvlab.faults.shift import shifted_drift
@@ -273,15 +295,15 @@ for offset in (1, 4, 16, 64):
 table(rows, "32 decode steps after 64 tokens of text, all layers moved")
 
 # %% [markdown]
-# *Perplexity* is how many words the model hesitates between, on average, before the word that
-# really comes. *First differing step* is where greedy decoding would first choose another word.
+# *Perplexity* is how many tokens the model hesitates between, on average, before the one that really
+# comes. *First differing step* is where greedy decoding would first choose another token.
 #
 # Moved by one, this model barely drifts: its scores change, but most of its decisions survive. That
 # is what makes the bug so hard to see.
 
 # %% [markdown]
-# Below are curves from one long recorded session: every decode position moved by some offset, in
-# all layers or in a single one. Choose, and see where the model is sensitive.
+# Below are recorded curves of a longer text: every decode position moved by some offset, in all
+# layers or in a single one. Choose, and see where the model is sensitive.
 
 # %%
 from kvlab.widgets.drift import DriftCurves
@@ -474,7 +496,7 @@ for name in ("llama-3.1-8b", "llama-3.2-1b"):
     factor = dict(rope.params)["factor"]
     kept, divided = int((scaled == plain).sum()), int((scaled == plain / factor).sum())
     rows.append({
-        "model": name, "pairs": len(plain), "kept": kept,
+        "model": preset(name).name, "pairs": len(plain), "kept": kept,
         "blended": len(plain) - kept - divided, "divided": divided, "factor": factor,
         "slowest pair": f"{plain[-1]:.3e} → {scaled[-1]:.3e}",
     })  # fmt: skip
@@ -516,11 +538,11 @@ for name in ("smollm2-135m", "phi-2", "qwen3-next-80b-a3b", "deepseek-v3", "gemm
     other_spec = preset(name)
     local = other_spec.rope_local
     rows.append({
-        "model": name, "head_dim": other_spec.head_dim, "rotated": other_spec.rope.rotary_dim,
+        "model": other_spec.name, "head_dim": other_spec.head_dim, "rotated": other_spec.rope.rotary_dim,
         "rule": other_spec.rope.rope_type, "base": f"{other_spec.rope.theta:,.0f}",
         "base of sliding layers": f"{local.theta:,.0f}" if local else "the same",
     })  # fmt: skip
-table(rows, "Rotary settings of some models", note="gpt-2 learns its positions and turns nothing.")
+table(rows, "Rotary settings of some models", note="GPT-2 learns its positions and turns nothing.")
 
 # %% [markdown]
 # ## The table must not change under the cache
@@ -589,9 +611,9 @@ for _ in range(11):
 print("the same 12 tokens as with rotated keys:", tokens == one[:12])
 
 # %% [markdown]
-# What does it cost? Two products and a sum for each cached number, in every step, for keys that
-# have been turned before. Against attention itself, which spends four FLOPs on each number of K
-# and V for every query head, the share does not depend on the context:
+# What does it cost? Two products and a sum for each number of every cached key, in every step, for
+# keys that have been turned before. Attention itself spends two FLOPs on each number of K and two on
+# each of V, for every query head. Both grow with the context, so their ratio does not:
 
 # %%
 from kvlab import costs, units
@@ -602,11 +624,11 @@ for name in ("llama-3-8b", "smollm2-135m", "llama-2-7b"):
     turning = costs.key_rotation_flops(other_spec, s)
     attending = costs.attention_flops_cached_step(other_spec, s)
     rows.append({
-        "model": name, "query heads per KV head": other_spec.num_heads // other_spec.num_kv_heads,
+        "model": other_spec.name, "h / h_kv": other_spec.num_heads // other_spec.num_kv_heads,
         "turning all keys": units.flops(turning), "attention": units.flops(attending),
         "turning / attention": f"{turning / attending:.0%}",
     })  # fmt: skip
-table(rows, f"One cached step at s = {s:,}")
+table(rows, f"One cached step at s = {s:,}, all layers")
 
 # %% tags=["nbval-ignore-output"]
 from statistics import median
@@ -708,13 +730,13 @@ for name, right_row, wrong_row in zip(("short", "long"), alone, wrong):
 # %% [markdown]
 # ## All bugs of this layer
 #
-# Each row below is a bug that people reported. Its detector runs twice on a tiny model: with the
-# bug switched on, and without. In your own notebook, `with fault("name"):` is all it takes.
+# Each row below is a bug that somebody reported. Its detector runs twice on a tiny model: with the
+# bug switched on, and without. In your own notebook, `with fault("name"):` switches one on.
 
 # %%
 rows = []
 for entry in faults.all_faults():
-    if entry.layer != "position":
+    if entry.layer != "position" and entry.name != "write_before_rotate":
         continue
     entry.detect()  # silent
     try:
@@ -724,7 +746,7 @@ for entry in faults.all_faults():
     except faults.FaultDetected:
         caught = "yes"
     rows.append({"fault": entry.name, "caught": caught, "by": entry.detector})
-table(rows, "Faults of positions and rotation")
+table(rows, "Faults of positions and rotation", text=True)
 
 # %% [markdown]
 # The [field guide](../book/bugs.md) has the rest of each entry: symptom, smallest input, cure, and
@@ -732,6 +754,8 @@ table(rows, "Faults of positions and rotation")
 
 # %% [markdown]
 # ## Exercises
+#
+# As a page: the [exercises page](../book/progress.md) checks your answers in the browser.
 #
 # **4.1** The running example: a prompt of 2,048 tokens, then 512 decode forwards. Which position
 # does the token have that the last one feeds?
@@ -849,10 +873,23 @@ status(4)
 # %% [markdown]
 # ## What it cost, what comes next
 #
-# Rotating before the write makes every later read free. The price is that a key carries its place
-# within itself, and that a wrong place raises nothing. You have a laboratory that measures the
-# damage, one mistake that it cannot measure, and a check that finds both.
-#
+# You have a cache of keys that carry their places within themselves, a laboratory that measures what
+# a wrong place does, one mistake that it cannot measure, and a check that finds both.
+
+# %% tags=["hide-input"]
+llama = preset("llama-3-8b")
+per_step = costs.key_rotation_flops(llama, 1)
+on_each_read = costs.key_rotation_flops(llama, 2560)
+say(
+    f"**What it cost**: {len(rows)} bugs of this layer that raise nothing, each of them caught. And a "
+    f"wrong position stays: moved by 16, the recorded run is off by {everything:.4f} nats a token, and "
+    f"no cached key can be mended without turning it again.",
+    f"**What it made possible**: a key is turned once, when it is written. In {llama.name} that is "
+    f"{units.flops(per_step)} a decode step in all layers; keys turned at every read would cost "
+    f"{units.flops(on_each_read)} in the last step of the running example, at s = 2,560.",
+)
+
+# %% [markdown]
 # So far a sequence lives in one long piece of memory, reserved to its largest size.
 # [Chapter 5](05_paged_blocks.ipynb) cuts that piece into blocks. Positions stay what they are; only
 # the place in memory moves.
