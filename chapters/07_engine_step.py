@@ -40,7 +40,7 @@ if "google.colab" in sys.modules:
 # ## An engine at work
 #
 # Each row is a request, each column one step, and the number in a cell says how many tokens of that
-# request ran in that step. Blue cells read a prompt, green ones write a token, an empty dashed cell
+# request ran in that step. Violet cells read a prompt, olive ones write a token, an empty dashed cell
 # waits, and × gave its memory back. Step through it, and watch request D.
 
 # %%
@@ -53,8 +53,8 @@ show(Steps("small_pool"))
 # %% [markdown]
 # Three things in this picture have no counterpart in a loop over one text. Prompts come in pieces,
 # beside tokens of others. Request C starts in its middle, since its first blocks were there
-# already. And D is thrown out once: there was no memory for it. The rest of this chapter builds
-# what makes these decisions, from the top.
+# already. And D is thrown out once, as E is later: there was no memory for it. The rest of this
+# chapter builds what makes these decisions, from the top.
 
 # %% [markdown]
 # ## One subtraction
@@ -77,7 +77,7 @@ print("decoding with 3 drafts:  ", new_tokens(known=5 + 7 + 3, computed=5 + 6))
 # %% [markdown]
 # Look at the third line. A decoding request always has exactly one token more known than computed:
 # the newest one was sampled and has not been fed. Count it as computed and every later position is
-# one too far, which is a bug that engines really had (we switch it on below).
+# one too far. Engines had this bug, and we switch it on below.
 #
 # Then the difference is cut, in this order: a **threshold** keeps one long prompt from filling a
 # step, the **budget** bounds the tokens of the whole step, and the free **blocks** bound what can
@@ -487,7 +487,7 @@ table(
          "one stream": f"{1 / each:.1f}"}
         for size, (first, each) in times.items()
     ],
-    "Measured here, float32",
+    f"Measured here, float32, prompts of up to {max(map(len, many))} tokens",
 )
 outcome("batch 16 / batch 1, tokens per second", throughput[16] / throughput[1])
 
@@ -503,6 +503,7 @@ figure(
     x="requests in the batch", y="tokens per second", log_x=True, log_y=True,
     title="Batching raises throughput, and not the speed of one stream",
     alt="Tokens per second over batch size: the total rises, a single stream falls",
+    colours={"all together": "one", "one stream": "two", "if weights were all": "weights"},
 )
 
 # %% [markdown]
@@ -554,12 +555,15 @@ print(f"forwards: {len(plain.trace)} without, {len(guessing.trace)} with; "
 #
 # None of these raises an error by itself. Each is switched on below in a small crowded engine, its
 # symptom is measured, and then the detector stands beside it: `kvlab.invariants` around every step,
-# and `Batch.check()` before every forward. The field guide lists all nine.
+# and `Batch.check()` before every forward. The
+# [field guide](../book/bugs.md) has them all.
 
 # %%
 from kvlab import faults
 
-for name in ("context_is_query_length", "preemption_loses_outputs", "budget_not_spent"):
+shown = ("sampled_token_counted_as_computed", "context_is_query_length", "preemption_loses_outputs",
+         "budget_not_spent")
+for name in shown:
     entry = faults.get(name)
     quiet = entry.measure()
     with faults.fault(name):
@@ -567,12 +571,12 @@ for name in ("context_is_query_length", "preemption_loses_outputs", "budget_not_
     print(f"{name}\n    {entry.unit}: {quiet:.2f} without, {loud:.2f} with")
 
 # %%
-for name in ("context_is_query_length", "preemption_loses_outputs", "budget_not_spent"):
+for name in shown:
     with faults.fault(name):
         try:
             faults.get(name).detect()
         except faults.FaultDetected as caught:
-            print(f"{name}: caught\n    {str(caught)[:110]}")
+            print(f"{name}: caught\n    {caught}")
 
 # %% tags=["hide-input"]
 table(
@@ -585,6 +589,8 @@ table(
 
 # %% [markdown]
 # ## Exercises
+#
+# As a page: the [exercises page](../book/progress.md) checks your answers in the browser.
 #
 # **7.1** Write `share(num_tokens, num_drafts, num_computed, threshold, budget, chunked)`: how many
 # tokens of a request run in this step? Predict first: what should it say for a request whose tokens
@@ -663,15 +669,17 @@ check("7.4", bill)
 # ## In the engines
 #
 # **vLLM** writes the subtraction almost as we did, with drafts and placeholders, in
-# `v1/core/sched/scheduler.py` (lines 566 to 575 at `a556f3f`), and clamps it by
-# `long_prefill_token_threshold` and the token budget. Its request has the same two counters,
+# `Scheduler.schedule`, `vllm/v1/core/sched/scheduler.py` (lines 566 to 575 at `a556f3f`), and clamps
+# it by `long_prefill_token_threshold` and the token budget. Its request has the same two counters,
 # `num_tokens_with_spec` and `num_computed_tokens`. Positions are made in two runners, in
 # `v1/worker/gpu_model_runner.py` (L4287 to L4291) and `v1/worker/gpu/model_runner.py` (L1416 to
 # L1424). `EngineCore.step` is the loop.
 #
-# **SGLang** names the step: `ForwardMode` is EXTEND, DECODE, MIXED or IDLE. Its decode positions
-# come from `clamp_position`, which is the context minus one and never below zero. K and V are
-# written by `set_kv_buffer(layer, loc, k, v)`, where `loc` is our slot mapping.
+# **SGLang** names the step: `ForwardMode` is EXTEND, DECODE, MIXED or IDLE. It stands in
+# `python/sglang/srt/model_executor/forward_batch_info.py` (at `003bbaf`), and so does
+# `clamp_position`, which gives decode positions: the context minus one, never below zero. K and V
+# are written by `MHATokenToKVPool.set_kv_buffer(layer, loc, k, v)` in
+# `python/sglang/srt/mem_cache/memory_pool.py` (at `000ccdb`), where `loc` is our slot mapping.
 #
 # kvlab differs in two places, on purpose: its running queue is always sorted by arrival, so the
 # victim of a preemption is the youngest and never one that was served in the same step; and a
@@ -679,12 +687,24 @@ check("7.4", bill)
 # [engine map](../book/engines.md) has the names side by side.
 
 # %% [markdown]
-# ## What it cost, and what comes next
-#
-# The engine added no arithmetic. It added bookkeeping: two counters per request, two queues, one
-# flat row of tokens. In return every forward serves everybody who can be served, and memory is
-# lent in blocks instead of reserved for the worst case.
-#
+# ## What it cost, what comes next
+
+# %% tags=["hide-input"]
+from kvlab.plots import say
+
+one_by_one = sum(len(output.token_ids) for output in together)
+say(
+    "**What was built**: two counters per request, two queues, one flat row of tokens, and five calls that go "
+    "around. Every request gets the tokens it would have had alone.",
+    f"**What it cost**: no arithmetic while memory lasts. Six requests in {12 - 1} blocks of 8 tokens took "
+    f"{stats.num_preemptions} preemptions and computed {stats.num_recomputed_tokens} tokens again, "
+    f"{after.num_recomputed_tokens} with prefix caching. And each stream waits for the whole step.",
+    f"**What it made possible**: {one_by_one} outputs of {len(many)} requests in {forwards} forwards instead "
+    f"of {one_by_one}; with guesses, {len(listing)} request's {len(without[0].token_ids)} outputs in "
+    f"{len(guessing.trace)} forwards instead of {len(plain.trace)}.",
+)
+
+# %% [markdown]
 # What a step costs in bytes is still open: when does reading K and V outweigh reading the weights,
 # and how many requests does a card hold? That is [chapter 8](08_bytes_and_roofline.ipynb).
 #
