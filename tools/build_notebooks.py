@@ -118,7 +118,7 @@ def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
     for attempt in (1, 2):
         client = NotebookClient(
             notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name="python3", record_timing=False,
-            store_widget_state=False,
+            store_widget_state=False, coalesce_streams=True,
             resources={"metadata": {"path": str(folder)}})
         try:
             return client.execute()
