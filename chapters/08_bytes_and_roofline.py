@@ -697,7 +697,7 @@ check("8.3", step_seconds_of_mine)
 #
 # </details>
 #
-# **8.4** An H100 whose driver reports 81,559 MiB holds the model. An engine may use 0.9 of the card.
+# **8.4** An H100 holds the model. An engine may use 0.9 of what the driver reports (`card` knows it).
 # How many sequences of 8,192 tokens fit at the same time, KV in bf16?
 
 # %%
@@ -708,7 +708,7 @@ check("8.4", answer)
 # <details><summary>Solution of 8.4</summary>
 #
 # ```python
-# pool = 0.9 * 81_559 * 2**20 - 2 * 8.03e9
+# pool = 0.9 * card.driver_memory_bytes - 2 * 8.03e9
 # answer = pool // (8192 * 131_072)
 # ```
 #

@@ -161,11 +161,12 @@ def describe_machine() -> dict[str, object]:
 def measured_hardware(rounds: int = 5) -> HardwareSpec:
     """The machine this runs on as a HardwareSpec, from about a second of measuring."""
     about = describe_machine()
+    threads = torch.get_num_threads()
     with torch.inference_mode():
         peaks = {"fp32": matrix_flops_per_second(torch.float32, rounds=rounds)}
         bandwidth = streamed_bytes_per_second(rounds=rounds)
     return HardwareSpec(
-        name=f"{about['cpu']}, {about['threads']} threads",
+        name=f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}",
         memory_bytes=int(about["memory_bytes"]),
         bandwidth_bytes_per_second=bandwidth,
         peak_flops_per_second=peaks,

@@ -203,6 +203,9 @@ def say_products(record: Record) -> None:
 
 def show_pages(record: Record) -> None:
     """What each page weighs, and how soon each slider's move is drawn."""
+    if "pages" not in record["cases"]:
+        say("No pages were measured for this record.")
+        return
     case = record["cases"]["pages"]
     rows = [
         {"page": path, "loads before anything is pressed": units.decimal_bytes(facts["bytes"])}
