@@ -178,13 +178,17 @@ def _ragged(count: int) -> list[list[int]]:
 
 
 def engine(rivals: Rivals, rounds: int, count: int = 16) -> dict[str, object]:
-    """Tokens per second of the engine over batch sizes, and 32 ragged requests against padding."""
+    """Tokens per second of the engine over batch sizes, and 32 ragged requests against padding.
+
+    Prompts of a ragged batch differ in length; in its second form the outputs do as well. There a
+    padded batch runs on to its longest output, while the engine is done with a row when it ends.
+    """
     model = rivals.checkpoint.model
 
-    def run(prompts: list[list[int]]) -> list[list[int]]:
+    def run(prompts: list[list[int]], limits: int | list[int] = count) -> list:
         blocks = 1 + sum(-(-(len(p) + count) // 16) for p in prompts)
         served = Engine(model, num_blocks=blocks, prefix_caching=False, max_num_seqs=len(prompts))
-        return served.generate(prompts, max_new_tokens=count)
+        return served.generate(prompts, max_new_tokens=limits)
 
     calls = {f"batch {n}": lambda n=n: run([[5, 6, 7, 8]] * n) for n in BATCHES}
     batches = timed(calls, rounds)
@@ -206,14 +210,23 @@ def engine(rivals: Rivals, rounds: int, count: int = 16) -> dict[str, object]:
                 min_new_tokens=count,
             )
 
+    limits = [1 + (7 * i) % count for i in range(len(mixed) - 1)] + [count]
     ragged = timed({"kvlab engine": lambda: run(mixed), "transformers, padded": padded}, rounds)
+    uneven = {"kvlab engine": lambda: run(mixed, limits), "transformers, padded": padded}
     return {
         "batches": _case(batches, "batch 1", what="seconds per run", tokens_each=count),
         "products": _case(
             timed(alone, 4 * rounds), "torch, batch 1", what="seconds per step, products alone"
         ),
         "ragged": _case(
-            ragged, "kvlab engine", what="seconds per run", requests=32, tokens_each=count
+            ragged, "kvlab engine", what="seconds per run", requests=32, tokens=32 * count
+        ),
+        "ragged outputs": _case(
+            timed(uneven, rounds),
+            "kvlab engine",
+            what="seconds per run",
+            requests=32,
+            tokens=sum(limits),
         ),
     }
 

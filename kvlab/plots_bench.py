@@ -170,15 +170,22 @@ def show_engine(record: Record) -> None:
             f"The engine over batch sizes, {name}, processor time",
             "The columns at the right: what the matrix products alone would allow.",
         )
-        ragged = case["ragged"]
         rows = [
-            {"32 ragged requests": loop, "kvlab's engine = 1": f"{ratio:.2f}"}
-            for loop, ratio in ragged["ratio_cpu"].items()
+            {
+                "32 requests": what,
+                "tokens asked for": f"{case[kind]['tokens']:,}",
+                **{loop: f"{ratio:.2f}" for loop, ratio in case[kind]["ratio_cpu"].items()},
+            }
+            for kind, what in (
+                ("ragged", "prompts of different lengths"),
+                ("ragged outputs", "outputs of different lengths as well"),
+            )
+            if kind in case
         ]
         table(
             rows,
-            f"Requests of different lengths together, {ragged['tokens_each']} tokens each, {name}, "
-            "processor time",
+            f"Requests of different lengths together, {name}, processor time, kvlab's engine = 1",
+            "A padded batch computes every row until the longest is done.",
         )
 
 
