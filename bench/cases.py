@@ -115,15 +115,19 @@ def means(rivals: Rivals, rounds: int, context: int = 512) -> dict[str, object]:
     )
 
 
-def products(model: Decoder, rows: int) -> Callable[[], object]:
-    """The matrix products of one step of `rows` sequences, and nothing else."""
-    shape = (rows,) if rows > 1 else ()
-    matrices = [
+def _matrices(model: Decoder) -> list[torch.Tensor]:
+    """Every matrix that a step multiplies by, in order."""
+    layers = [
         weight
         for layer in model.layers
         for weight in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
     ]
-    matrices.append(model.lm_head)
+    return [*layers, model.lm_head]
+
+
+def products(model: Decoder, rows: int) -> Callable[[], object]:
+    """The matrix products of one step of `rows` sequences, and nothing else."""
+    shape, matrices = (rows,) if rows > 1 else (), _matrices(model)
     inputs = {w.shape[1]: torch.randn(*shape, w.shape[1]).to(w.dtype) for w in matrices}
 
     @torch.inference_mode()
@@ -141,12 +145,7 @@ def _numpy_compares(model: Decoder) -> bool:
 
 def numpy_products(model: Decoder, rows: int) -> Callable[[], object]:
     """The same products over the same memory by numpy's library: another one than torch's."""
-    layers = [
-        weight.numpy()
-        for layer in model.layers
-        for weight in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
-    ]
-    matrices = [*layers, model.lm_head.numpy()]
+    matrices = [weight.numpy() for weight in _matrices(model)]
     inputs = {w.shape[1]: np.random.rand(rows, w.shape[1]).astype(np.float32) for w in matrices}
     return lambda: [inputs[weight.shape[1]] @ weight.T for weight in matrices]
 

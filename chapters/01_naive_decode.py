@@ -285,6 +285,7 @@ show(
 )
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 from statistics import median
 from time import perf_counter
 
@@ -310,6 +311,7 @@ print(f"512 tokens against 64: {measured[512] / measured[64]:.1f} times as long"
 # the others.
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 rate = flops_exact[512] / measured[512]
 fit = {s: costs.compute_seconds(flops, rate) for s, flops in flops_exact.items()}
 figure(
@@ -325,6 +327,7 @@ figure(
 )
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+# A clock: yours will differ.
 say(
     f"This machine did {units.flops(rate)} a second at 512 tokens. At 64 tokens the prediction is "
     f"{fit[64] / measured[64]:.0%} of the measured time: small matrix products do not reach the "

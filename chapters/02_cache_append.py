@@ -503,11 +503,14 @@ def seconds(function):
 
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 with torch.inference_mode():
     reference.generate(inputs, use_cache=True, **{**options, "max_new_tokens": 4})
     with_cache = seconds(lambda: reference.generate(inputs, use_cache=True, **options))
     without = seconds(lambda: reference.generate(inputs, use_cache=False, **options))
 print(f"transformers: {without / with_cache:.1f} times as long without its cache")
+
+# %%
 print(f"the ratio of the FLOPs: {flops_ratio:.0f}")
 
 # %% [markdown]
@@ -561,6 +564,7 @@ for s in contexts:
     cached_predicted.append(predicted_seconds(costs.cached_step_flops(spec, streamed, s), num_bytes))
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 milli = lambda times: [1e3 * t for t in times]
 figure(
     {
@@ -582,6 +586,7 @@ figure(
 )
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+# A clock: yours will differ.
 say(
     f"At {contexts[-1]} tokens an uncached step takes {naive_times[-1] / cached_times[-1]:.0f} "
     f"times as long as a cached one here; at {contexts[0]}, "

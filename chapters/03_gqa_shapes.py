@@ -182,6 +182,7 @@ show(
 )
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 from kvlab.measure import in_turns, medians
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 

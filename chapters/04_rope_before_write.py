@@ -631,6 +631,7 @@ for name in ("llama-3-8b", "smollm2-135m", "llama-2-7b"):
 table(rows, f"One cached step at s = {s:,}, all layers")
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 from statistics import median
 from time import perf_counter
 

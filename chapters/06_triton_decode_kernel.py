@@ -307,6 +307,7 @@ decode = paged_decode if runs_on else paged_decode_walk
 device = runs_on or "cpu"
 
 # %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
 how = {"cuda": "compiled, on this GPU", "cpu": "in Triton's interpreter", None: "in torch"}
 print("kernels of this chapter run", how[runs_on])
 print("an engine here decodes with", backend.reason)
@@ -496,6 +497,7 @@ say(
 # compiles one variant here and now:
 
 # %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
 from kvlab.kernels.report import compile_variants
 
 if kernels.triton is None:
@@ -586,6 +588,7 @@ if not records:
 # Where this notebook runs on a GPU, the next cell measures three shapes.
 
 # %% tags=["nbval-ignore-output", "gpu"]
+# Depends on the machine: yours may differ.
 from kvlab.kernels import bench
 
 if runs_on == "cuda":

@@ -285,6 +285,7 @@ print(f"{held:,} bytes of matrices + {cache.nbytes:,} of cache: as computed")
 # multiply two square matrices.
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 from kvlab.measure import in_turns, measured_hardware, medians
 
 here = measured_hardware()
@@ -302,7 +303,7 @@ say(
 # Now predict. The checkpoint has fp32 weights here, so a cached step at a short context reads four
 # bytes a weight and little else. An uncached step does the arithmetic for all tokens.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 def predicted(num_new, context, num_rows, batch=1):
     flops = batch * roofline.forward_flops(spec, num_new, context, num_rows)
     moved = roofline.batch_step_bytes(spec, streamed, batch, context, 4)
@@ -324,6 +325,7 @@ calls = {"uncached": forward(96, None, None)} | {f"batch {b}": batched(b) for b 
 measured = medians(in_turns(calls, rounds=5))
 
 # %% tags=["nbval-ignore-output"]
+# A clock: yours will differ.
 guesses = {"uncached": predicted(96, 96, 96)}
 guesses |= {f"batch {b}": predicted(1, 96, 1, b) for b in (1, 4, 16)}
 rows = []
@@ -352,30 +354,15 @@ table(rows, "One step at context 96 on this machine, fp32: roofline and clock")
 # transformers and llama.cpp. Here is the record that stands in `data/measurements`.
 
 # %% tags=["hide-input"]
+from kvlab import plots_bench
 from kvlab.measure import recorded
 
-record = recorded("cpu")
-machine = record["machine"]
-say(
-    f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
-    f"{machine['instructions']}, torch {machine['torch']}, transformers "
-    f"{machine['transformers']}. The machine was shared while this ran (load "
-    f"{machine['load_average']:.0f}), so ratios are of processor time, median over rounds."
-)
+record, case = recorded("cpu"), "fp32, 1 thread"
+plots_bench.say_machine(record)
+plots_bench.show_overhead(record, case)
 
 # %% tags=["hide-input"]
-gap = record["cases"]["overhead, fp32, 1 thread"]
-rows = [
-    {
-        "what runs": name,
-        "time, this loop = 1": f"{ratio:.2f}",
-        "operator calls": f"{gap['operators'].get(name, 1):,}",
-    }
-    for name, ratio in gap["ratio_cpu"].items()
-]
-table(rows, f"One cached step of SmolLM2-135M at s = {gap['context']}, fp32, one thread")
-
-# %% tags=["hide-input"]
+gap = record["cases"][f"overhead, {case}"]
 loops = [name for name in gap["operators"] if "alone" not in name]
 calls_of = [gap["operators"][name] for name in loops]
 alone = gap["ratio_cpu"]["matrix-vector products alone"]
@@ -389,16 +376,7 @@ say(
 )
 
 # %%
-means = record["cases"]["means, fp32, 1 thread"]
-rows = [
-    {
-        "taken away": name,
-        "step takes": f"{ratio:.2f} x",
-        "operator calls": f"{means['operators'][name]:,}",
-    }
-    for name, ratio in means["ratio_cpu"].items()
-]
-table(rows, f"What each plain means buys: the loop without it, at s = {means['context']}")
+plots_bench.show_means(record, case)
 
 # %% [markdown]
 # Each row changes one thing and leaves the rest. None of them needs a compiler, and a reader finds
@@ -408,21 +386,7 @@ table(rows, f"What each plain means buys: the loop without it, at s = {means['co
 # step grows steeper than one that is only read.
 
 # %% tags=["hide-input"]
-points = record["cases"]["context, fp32, 1 thread"]["points"]
-contexts = [int(c) for c in points]
-names = ["kvlab", "transformers, dynamic cache"]
-figure(
-    {
-        n: (contexts, [1e3 * points[str(c)]["cpu"][n]["median_seconds"] for c in contexts])
-        for n in names
-    },
-    x="context s, tokens",
-    y="ms of processor time a step",
-    title="One cached step against its context, fp32, one thread (recorded)",
-    alt="Time of a cached step over context for kvlab and for transformers; both grow, "
-    "transformers faster",
-    from_zero=True,
-)
+plots_bench.show_context(record)
 
 # %% [markdown]
 # The [bench page](../book/bench.md) has all recorded cases, llama.cpp among them, and says how to

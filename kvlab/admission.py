@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvlab.block_tables import BlockManager
-from kvlab.blocks import blocks_for
+from kvlab.blocks import blocks_for, is_whole
 from kvlab.policy import Admission, SchedulerConfig
 from kvlab.prefix import PrefixHit
 from kvlab.request import NeverFits, Request, RequestError
@@ -24,7 +24,7 @@ def refuse_what_never_fits(
     computed again in one piece.
     """
     outputs, priority = request.max_new_tokens, request.priority
-    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
+    if not is_whole(outputs, 1):
         raise RequestError(
             f"request {request.request_id!r}: max_new_tokens={outputs!r}, expected a whole number, "
             f"1 or more"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+from kvlab.blocks import is_whole
 from kvlab.policy import SchedulerConfig, SchedulerConfigError
 from kvlab.request import RequestError
 from kvlab.sampling import SamplingParams
@@ -19,7 +20,7 @@ class TokenOutOfRange(RequestError):
 def check_tokens(token_ids: Sequence[int], vocab_size: int, what: str = "prompt") -> None:
     """Raise TokenOutOfRange unless every token is a whole number from 0 to vocab_size - 1."""
     for index, token in enumerate(token_ids):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        if not (is_whole(token, 0) and token < vocab_size):
             raise TokenOutOfRange(
                 f"{what} token {index} is {token!r}; expected a whole number from 0 to "
                 f"{vocab_size - 1}: was it made with this model's tokenizer?"

@@ -9,16 +9,13 @@ from kvlab.plots import figure, say, table
 
 Record = Mapping[str, dict]
 
-#: Where a case was timed on a machine with other work, its processor time is what compares.
-CLOCKS = {"wall": "wall clock", "cpu": "processor time"}
 
-
-def cases_of(record: Record, kind: str) -> dict[str, dict]:
-    """The cases of one kind by the rest of their name: "fp32, 1 thread" -> the case."""
+def cases_of(record: Record, kind: str, only: str | None = None) -> dict[str, dict]:
+    """Cases of one kind, or only one, by the rest of their name: "fp32, 1 thread" -> the case."""
     return {
         name.split(", ", 1)[1]: case
         for name, case in record["cases"].items()
-        if name.split(", ", 1)[0] == kind
+        if name.split(", ", 1)[0] == kind and only in (None, name.split(", ", 1)[1])
     }
 
 
@@ -28,20 +25,15 @@ def say_machine(record: Record) -> None:
     cases = record["cases"].values()
     loads = [case["load_average_after"] for case in cases if "load_average_after" in case]
     llama = machine.get("llama_cpp_python")
-    busy = max(loads) > machine["cores"]
     say(
         f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['instructions']}, {units.binary_bytes(machine['memory_bytes'])} of memory. "
         f"torch {machine['torch']}, transformers {machine['transformers']}, "
         + (f"llama-cpp-python {llama}" if llama else "llama.cpp not installed")
         + f". Weights: {machine['weights']}.",
-        f"The load on the machine was between {min(loads):.0f} and {max(loads):.0f} while this ran"
-        + (
-            ", more than it has cores, so the wall clock also counts waiting for a core. "
-            "Processor time does not, and is what the ratios here are of unless they say otherwise."
-            if busy
-            else "."
-        ),
+        f"The load on the machine was {min(loads):.0f} to {max(loads):.0f} while this ran. "
+        "Ratios are of processor time unless they say otherwise: a wall clock also counts waiting "
+        "for a core.",
     )
 
 
@@ -83,24 +75,25 @@ def show_decode_figure(record: Record) -> None:
     )
 
 
-def show_overhead(record: Record) -> None:
-    """Where a step's time goes."""
-    for name, case in cases_of(record, "overhead").items():
+def show_overhead(record: Record, only: str | None = None) -> None:
+    """Where a step's time goes. only: one case, such as "fp32, 1 thread"."""
+    for name, case in cases_of(record, "overhead", only).items():
+        calls = case["operators"]
         rows = [
             {
                 "what runs": what,
                 "ms a step": f"{1e3 * case['cpu'][what]['median_seconds']:.1f}",
                 "kvlab's step = 1": f"{ratio:.2f}",
-                "operator calls": f"{case['operators'].get(what, 1):,}",
+                "operator calls": f"{calls[what]:,}" if what in calls else "",
             }
             for what, ratio in case["ratio_cpu"].items()
         ]
         table(rows, f"One cached step at s = {case['context']}, {name}, processor time")
 
 
-def show_means(record: Record) -> None:
+def show_means(record: Record, only: str | None = None) -> None:
     """The loop without one of its means at a time."""
-    for name, case in cases_of(record, "means").items():
+    for name, case in cases_of(record, "means", only).items():
         rows = [
             {
                 "taken away": what,
@@ -180,7 +173,6 @@ def show_engine(record: Record) -> None:
                 ("ragged", "prompts of different lengths"),
                 ("ragged outputs", "outputs of different lengths as well"),
             )
-            if kind in case
         ]
         table(
             rows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
 
 
@@ -94,7 +95,7 @@ class SchedulerConfig:
 
     def _require_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             raise SchedulerConfigError(
                 f"{name}={value!r}; expected a whole number, {least} or more"
             )
