@@ -365,8 +365,8 @@ plots_bench.show_overhead(record, case)
 gap = record["cases"][f"overhead, {case}"]
 loops = [name for name in gap["operators"] if "alone" not in name]
 calls_of = [gap["operators"][name] for name in loops]
-alone = gap["ratio_cpu"]["matrix-vector products alone"]
-floor = gap["ratio_cpu"]["reading the weights' bytes"]
+ratios = gap[f"ratio_{plots_bench.clock_of(record)}"]
+alone, floor = ratios["matrix-vector products alone"], ratios["reading the weights' bytes"]
 say(
     f"Reading the weights' bytes is the floor: this loop reaches **{floor:.0%}** of it. The products "
     f"alone, which do nothing but read weights and multiply, take {alone:.0%} of the step; where they "

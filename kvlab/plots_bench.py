@@ -9,6 +9,8 @@ from kvlab.plots import figure, say, table
 
 Record = Mapping[str, dict]
 
+CLOCKS = {"wall": "wall clock", "cpu": "processor time"}
+
 
 def cases_of(record: Record, kind: str, only: str | None = None) -> dict[str, dict]:
     """Cases of one kind, or only one, by the rest of their name: "fp32, 1 thread" -> the case."""
@@ -19,11 +21,20 @@ def cases_of(record: Record, kind: str, only: str | None = None) -> dict[str, di
     }
 
 
+def _loads(record: Record) -> list[float]:
+    cases = record["cases"].values()
+    return [case["load_average_after"] for case in cases if "load_average_after" in case]
+
+
+def clock_of(record: Record) -> str:
+    """The clock that compares: "wall", but "cpu" where more ran than the bench and its threads."""
+    return "cpu" if max(_loads(record)) > record["machine"]["cores"] + 1 else "wall"
+
+
 def say_machine(record: Record) -> None:
     """One paragraph: where, when and with what the record was made, and how busy it was."""
     machine = record["machine"]
-    cases = record["cases"].values()
-    loads = [case["load_average_after"] for case in cases if "load_average_after" in case]
+    loads = _loads(record)
     llama = machine.get("llama_cpp_python")
     say(
         f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
@@ -32,8 +43,7 @@ def say_machine(record: Record) -> None:
         + (f"llama-cpp-python {llama}" if llama else "llama.cpp not installed")
         + f". Weights: {machine['weights']}.",
         f"The load on the machine was {min(loads):.0f} to {max(loads):.0f} while this ran. "
-        "Ratios are of processor time unless they say otherwise: a wall clock also counts waiting "
-        "for a core.",
+        f"Ratios are of {CLOCKS[clock_of(record)]} unless they say otherwise.",
     )
 
 
@@ -61,38 +71,41 @@ def show_decode(record: Record) -> None:
 def show_decode_figure(record: Record) -> None:
     """The ratios of all decode cases as bars."""
     cases = cases_of(record, "decode")
-    loops = [loop for loop in next(iter(cases.values()))["ratio_cpu"]]
+    clock = clock_of(record)
+    loops = list(next(iter(cases.values()))[f"ratio_{clock}"])
     figure(
         {
-            loop: (list(cases), [case["ratio_cpu"].get(loop) for case in cases.values()])
+            loop: (list(cases), [case[f"ratio_{clock}"].get(loop) for case in cases.values()])
             for loop in loops
         },
         x="case",
-        y="processor time, kvlab = 1",
+        y=f"{CLOCKS[clock]}, kvlab = 1",
         title="Greedy decoding of SmolLM2-135M: time of each loop against kvlab's",
-        alt="Bars of processor time relative to kvlab for each loop in each case",
+        alt=f"Bars of {CLOCKS[clock]} relative to kvlab for each loop in each case",
         kind="bars",
     )
 
 
 def show_overhead(record: Record, only: str | None = None) -> None:
     """Where a step's time goes. only: one case, such as "fp32, 1 thread"."""
+    clock = clock_of(record)
     for name, case in cases_of(record, "overhead", only).items():
         calls = case["operators"]
         rows = [
             {
                 "what runs": what,
-                "ms a step": f"{1e3 * case['cpu'][what]['median_seconds']:.1f}",
+                "ms a step": f"{1e3 * case[clock][what]['median_seconds']:.1f}",
                 "kvlab's step = 1": f"{ratio:.2f}",
                 "operator calls": f"{calls[what]:,}" if what in calls else "",
             }
-            for what, ratio in case["ratio_cpu"].items()
+            for what, ratio in case[f"ratio_{clock}"].items()
         ]
-        table(rows, f"One cached step at s = {case['context']}, {name}, processor time")
+        table(rows, f"One cached step at s = {case['context']}, {name}, {CLOCKS[clock]}")
 
 
 def show_means(record: Record, only: str | None = None) -> None:
     """The loop without one of its means at a time."""
+    clock = clock_of(record)
     for name, case in cases_of(record, "means", only).items():
         rows = [
             {
@@ -100,7 +113,7 @@ def show_means(record: Record, only: str | None = None) -> None:
                 "step takes": f"{ratio:.2f} x",
                 "operator calls": f"{case['operators'][what]:,}",
             }
-            for what, ratio in case["ratio_cpu"].items()
+            for what, ratio in case[f"ratio_{clock}"].items()
         ]
         table(
             rows, f"What each plain means buys: the loop without it, s = {case['context']}, {name}"
@@ -109,6 +122,8 @@ def show_means(record: Record, only: str | None = None) -> None:
 
 def show_context(record: Record) -> None:
     """A cached step against its context, and the uncached step beside it."""
+    clock = clock_of(record)
+    ratio = f"ratio_{clock}"
     for name, case in cases_of(record, "context").items():
         points = case["points"]
         contexts = [int(c) for c in points]
@@ -117,12 +132,12 @@ def show_context(record: Record) -> None:
             {
                 loop: (
                     contexts,
-                    [1e3 * points[str(c)]["cpu"][loop]["median_seconds"] for c in contexts],
+                    [1e3 * points[str(c)][clock][loop]["median_seconds"] for c in contexts],
                 )
                 for loop in loops
             },
             x="context s, tokens",
-            y="ms of processor time a step",
+            y=f"ms a step, {CLOCKS[clock]}",
             title=f"One cached step against its context, {name}",
             alt="Time of a cached step over context for kvlab and for transformers",
             from_zero=True,
@@ -130,18 +145,19 @@ def show_context(record: Record) -> None:
         rows = [
             {
                 "context s": f"{c:,}",
-                "transformers / kvlab": f"{points[str(c)]['ratio_cpu'][loops[1]]:.2f}",
-                "uncached / cached": f"{points[str(c)]['uncached']['ratio_cpu']['uncached']:.1f}",
+                "transformers / kvlab": f"{points[str(c)][ratio][loops[1]]:.2f}",
+                "uncached / cached": f"{points[str(c)]['uncached'][ratio]['uncached']:.1f}",
             }
             for c in contexts
         ]
-        table(rows, f"Ratios of one step, {name}, processor time")
+        table(rows, f"Ratios of one step, {name}, {CLOCKS[clock]}")
 
 
 def show_engine(record: Record) -> None:
     """Tokens per second over batch sizes, and ragged requests against a padded batch."""
+    clock = clock_of(record)
     for name, case in cases_of(record, "engine").items():
-        batches = case["batches"]["cpu"]
+        batches = case["batches"][clock]
         sizes = {n: int(n.split()[-1]) for n in batches}
         one = batches["batch 1"]["median_seconds"]
         rows = [
@@ -153,21 +169,21 @@ def show_engine(record: Record) -> None:
             }
             for n, size in sizes.items()
         ]
-        alone = case["products"]["cpu"]
+        alone = case["products"][clock]
         for row, size in zip(rows, sizes.values(), strict=True):
             for library in sorted({label.split(", batch")[0] for label in alone}, reverse=True):
                 first, this = (alone[f"{library}, batch {n}"]["median_seconds"] for n in (1, size))
                 row[f"if only {library}'s products took time"] = f"{size * first / this:.2f}"
         table(
             rows,
-            f"The engine over batch sizes, {name}, processor time",
-            "The columns at the right: what the matrix products alone would allow.",
+            f"The engine over batch sizes, {name}, {CLOCKS[clock]}",
+            "At the right: the gain if matrix products took all the time. The batch also shares the rest.",
         )
         rows = [
             {
                 "32 requests": what,
                 "tokens asked for": f"{case[kind]['tokens']:,}",
-                **{loop: f"{ratio:.2f}" for loop, ratio in case[kind]["ratio_cpu"].items()},
+                **{loop: f"{ratio:.2f}" for loop, ratio in case[kind][f"ratio_{clock}"].items()},
             }
             for kind, what in (
                 ("ragged", "prompts of different lengths"),
@@ -176,15 +192,16 @@ def show_engine(record: Record) -> None:
         ]
         table(
             rows,
-            f"Requests of different lengths together, {name}, processor time, kvlab's engine = 1",
+            f"Requests of different lengths together, {name}, {CLOCKS[clock]}, kvlab's engine = 1",
             "A padded batch computes every row until the longest is done.",
         )
 
 
 def say_products(record: Record) -> None:
     """How much longer a product with sixteen rows takes than with one, in each library."""
+    clock = clock_of(record)
     for name, case in cases_of(record, "engine").items():
-        alone = case["products"]["cpu"]
+        alone = case["products"][clock]
         libraries = sorted({label.split(", batch")[0] for label in alone}, reverse=True)
         if len(libraries) < 2:
             continue
@@ -195,8 +212,8 @@ def say_products(record: Record) -> None:
         say(
             "A product with sixteen rows reads each weight as often as one with a single row: "
             f"once. With {name} this processor takes {torch_16:.1f} times as long for it in "
-            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. What the "
-            "engine gains from a batch ends there."
+            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. Products are "
+            "most of a batch's step, so the engine gains little more than they allow."
         )
 
 
@@ -224,5 +241,5 @@ def show_pages(record: Record) -> None:
     table(
         rows,
         f"One move of each slider, median, Chromium {case['chromium']} without a GPU",
-        f"A screen draws a frame every {1e3 / 60:.1f} ms, so no time until painted can be shorter.",
+        f"A move begins right after a frame; the next can be painted {1e3 / 60:.1f} ms later.",
     )

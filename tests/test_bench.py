@@ -77,6 +77,12 @@ def test_timed_takes_turns_and_keeps_both_clocks():
     assert record.ratios({"a": [2.0, 3.0], "b": [1.0, 1.0]}, "b") == {"a": 2.5, "b": 1.0}
 
 
+def test_a_busy_machine_is_compared_by_processor_time():
+    quiet = {"machine": {"cores": 2}, "cases": {"a": {"load_average_after": 2.2}, "pages": {}}}
+    busy = {"machine": {"cores": 2}, "cases": {"a": {"load_average_after": 9.0}, "pages": {}}}
+    assert (plots_bench.clock_of(quiet), plots_bench.clock_of(busy)) == ("wall", "cpu")
+
+
 def cases():
     for name, case in recorded("cpu")["cases"].items():
         if "points" in case:
