@@ -177,7 +177,8 @@ def show_engine(record: Record) -> None:
         table(
             rows,
             f"The engine over batch sizes, {name}, {CLOCKS[clock]}",
-            "At the right: the gain if matrix products took all the time. The batch also shares the rest.",
+            "At the right: the gain if matrix products took all the time. "
+            "The batch also shares the rest.",
         )
         rows = [
             {
@@ -212,8 +213,8 @@ def say_products(record: Record) -> None:
         say(
             "A product with sixteen rows reads each weight as often as one with a single row: "
             f"once. With {name} this processor takes {torch_16:.1f} times as long for it in "
-            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. Products are "
-            "most of a batch's step, so the engine gains little more than they allow."
+            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. "
+            "Products are most of a batch's step, so the engine gains little more than they allow."
         )
 
 
