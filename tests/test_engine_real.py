@@ -26,7 +26,7 @@ OPENINGS = (
 )
 SHARED = "You are a careful assistant. Answer in one short sentence. Question: "
 OUTPUTS = (4, 7, 9, 5)
-NEAR_TIE = 1e-3  # on logits near 45; the order of sums moves them by up to 1e-4
+NEAR_TIE = 2e-3  # on logits near 45; the order of sums moves one by up to 6e-4
 
 
 @pytest.fixture(scope="module")

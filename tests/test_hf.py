@@ -22,7 +22,7 @@ KEY = torch.zeros(1, 3, 7, 64)
     SimpleNamespace(key_cache=[KEY], value_cache=[KEY]),              # 4.36 to 4.55
     ((KEY, KEY),),                                                    # before
 ], ids=["layers", "key_cache", "tuples"])
-def test_layer_0_key_of_every_cache_object(cache):
+def test_nb_04_layer_0_key_of_every_cache_object(cache):
     assert layer_key(cache).shape == (1, 3, 7, 64)
     for name in ("cache", "past_key_values"):
         assert cache_of(SimpleNamespace(**{name: cache})) is cache
@@ -35,7 +35,7 @@ def test_an_unknown_cache_object_is_named():
         cache_of(SimpleNamespace(logits=1))
 
 
-def test_the_dtype_keyword_of_every_version():
+def test_nb_04_the_dtype_keyword_of_every_version():
     class New:
         @classmethod
         def from_pretrained(cls, folder, dtype):

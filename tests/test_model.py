@@ -102,7 +102,7 @@ def test_logits_match_transformers_on_the_checkpoint(real, real_reference, promp
     ours = run(real.model, ids)
     with torch.inference_mode():
         theirs = real_reference(torch.tensor([ids])).logits
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS[:2])
@@ -115,7 +115,7 @@ def test_logits_match_transformers_one_token_at_a_time(real, real_reference, pro
         attend.cache.advance(1)
     with torch.inference_mode():
         theirs = real_reference(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(torch.stack(ours), theirs, atol=5e-4, rtol=0)
+    torch.testing.assert_close(torch.stack(ours), theirs, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("chunks", [(7,), (1,) * 7, (3, 4), (5, 1, 1), (2, 3, 2)])

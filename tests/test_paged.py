@@ -107,8 +107,8 @@ def test_naive_cached_and_paged_agree_on_the_real_checkpoint():
         paged_generate, loaded.model, prompt, 12, block_size=5, chunk_size=4
     )
     assert naive == cached == paged
-    torch.testing.assert_close(paged_logits, naive_logits, atol=5e-4, rtol=0)
-    torch.testing.assert_close(paged_logits, cached_logits, atol=5e-4, rtol=0)
+    torch.testing.assert_close(paged_logits, naive_logits, atol=2e-3, rtol=0)
+    torch.testing.assert_close(paged_logits, cached_logits, atol=2e-3, rtol=0)
 
 
 @settings(max_examples=40, deadline=None)

@@ -63,7 +63,7 @@ def test_a_page_on_a_phone_in_the_dark(open_book, path):
 
 
 @pytest.mark.parametrize("path", pages())
-def test_a_page_without_scripts(open_book, path):
+def test_nb_02_a_page_without_scripts(open_book, path):
     watched = open_book(path, scripts=False)
     page = watched.page
     assert page.locator("article h1").first.is_visible()
