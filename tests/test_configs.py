@@ -277,6 +277,29 @@ def test_cfg_15_rope_settings_moved():
     assert refused({**LLAMA, "rope_scaling": scaling}).field == "rope_type"
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_theta"),
+        ({"rope_local_base_freq": 2e4, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}},
+         "rope_local_base_freq"),
+        ({"rope_scaling": {"rope_theta": 1e4}, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
+        ({"rope_scaling": {"factor": 2.0}, "rope_parameters": {"factor": 4.0}}, "factor"),
+        ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}},
+         "partial_rotary_factor"),
+    ],
+)  # fmt: skip
+def test_cfg_15_two_places_must_agree(changes, field):
+    assert refused({**LLAMA, **changes}).field == field
+
+
+def test_cfg_15_chatglm_states_a_multiple():
+    config = {"model_type": "chatglm", "num_layers": 2, "hidden_size": 512,
+              "num_attention_heads": 4, "rope_ratio": 500}  # fmt: skip
+    rope = read_config(config).rope
+    assert (rope.theta, rope.rotary_dim) == (5e6, 64)
+
+
 def test_cfg_17_chunked_layers():
     spec = preset("llama-4-scout")
     found = [layer.kind for layer in spec.layers]
@@ -319,9 +342,15 @@ def test_per_layer_blocks():
         **LLAMA,
         "model_type": "nemotron-nas",
         "num_hidden_layers": 4,
+        "num_key_value_heads": None,
         "block_configs": blocks,
     }
-    assert [layer.num_kv_heads for layer in read_config(config).layers] == [4, 0, 0, 8]
+    spec = read_config(config)
+    assert [layer.num_kv_heads for layer in spec.layers] == [4, 0, 0, 8]
+    assert spec.num_kv_heads == 8  # no layer has the 32 that null would mean
+    windowed = {"attention": {"n_heads_in_group": 4, "window_length": 1024}}
+    error = refused({**config, "block_configs": [*blocks[:3], windowed]})
+    assert error.field == "block_configs.3.attention.window_length"
     lists = {**LLAMA, "num_hidden_layers": 4, "num_key_value_heads": None}
     lists["num_kv_heads"] = [1, 2, 4, 8]
     assert [layer.num_kv_heads for layer in read_config(lists).layers] == [1, 2, 4, 8]
@@ -341,7 +370,19 @@ def test_old_names():
     chatglm = {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, "kv_channels": 128}
     chatglm |= {"multi_query_attention": True, "multi_query_group_num": 2}
     assert growing(chatglm) == 28_672
+    olmo = {"n_layers": 2, "d_model": 512, "n_heads": 4, "n_kv_heads": None}
+    assert growing({**olmo, "multi_query_attention": True}) == 2 * 2 * 128 * 2
+    assert growing({**olmo, "multi_query_attention": False}) == 2 * 4 * 2 * 128 * 2
     assert refused({**LLAMA, "n_embd": 2048}).field == "hidden_size"
+
+
+@pytest.mark.parametrize("absent", [{"use_mla": False}, {"kv_lora_rank": None}])
+def test_a_latent_type_without_a_latent(absent):
+    """DeepSeek-VL2's small models: plain heads, whose V is not as wide as the type's latent V."""
+    config = {"model_type": "deepseek_v2", "num_hidden_layers": 12, "hidden_size": 1024,
+              "num_attention_heads": 16, "num_key_value_heads": 16}  # fmt: skip
+    for value in ({}, {"v_head_dim": 0}):
+        assert growing({**config, **absent, **value}) == 12 * 16 * 2 * 64 * 2
 
 
 def test_heads_that_differ_from_layer_to_layer():
@@ -382,6 +423,10 @@ def test_an_unknown_type_is_read_with_a_note():
         ({"num_key_value_heads": 64}, "num_key_value_heads"),
         ({"num_kv_heads": 4}, "num_key_value_heads"),
         ({"sliding_window": -1}, "sliding_window"),
+        ({"sliding_window": False}, "sliding_window"),
+        ({"sliding_window": ""}, "sliding_window"),
+        ({"attention_chunk_size": False}, "attention_chunk_size"),
+        ({"dim": 4096, "hidden_size": None, "hidden_dim": 14336}, "dim"),
         ({"layer_types": ["full_attention"] * 31}, "layer_types"),
         ({"layer_types": ["full_attention"] * 31 + ["quantum"]}, "layer_types"),
         ({"layer_types": "full_attention"}, "layer_types"),
@@ -478,6 +523,16 @@ def test_an_unknown_hybrid_is_not_priced_as_attention(key):
     listed = {**hybrid, "layer_types": ["mamba", "full_attention"] * 16, "mamba_d_conv": 4,
               "mamba_d_state": 16}  # fmt: skip
     assert read_config(listed).layers[1].kind == "full"
+
+
+def test_an_unknown_type_says_where_its_window_holds():
+    """SmallThinker's list of 0 and 1 is read; a list under a name not known here is not ignored."""
+    config = {**LLAMA, "model_type": "brand_new", "num_hidden_layers": 4, "sliding_window": 64}
+    assert kinds({**config, "sliding_window_layout": [0, 1, 1, 0]}) == [
+        "full", "sliding", "sliding", "full"
+    ]  # fmt: skip
+    error = refused({**config, "interleaved_sliding_window": [64, None, 64, None]})
+    assert error.field == "layer_types" and "interleaved_sliding_window" in str(error)
 
 
 @pytest.mark.parametrize("model_type", ["rwkv6", "rwkv7", "retnet", "gla"])

@@ -19,7 +19,7 @@ MOST_LAYERS = 4096
 #: canonical name -> the names that older or other model types give the same field
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
-    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim", "hidden_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim", "dim", "hidden_dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "num_query_heads"),
     "num_key_value_heads": (
         "num_kv_heads",

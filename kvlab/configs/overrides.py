@@ -129,6 +129,12 @@ def _blocks(fields: Fields, base: Widths, widths: list[Widths]) -> list[Widths]:
         if attention.get("no_op") is True or attention.get("replace_with_linear") is True:
             result.append(replace(base, kv_heads=0))
             continue
+        if attention.get("window_length") is not None:
+            raise fields.fail(
+                f"block_configs.{i}.attention.window_length",
+                f"given {show(attention['window_length'])}; expected null, since windows of single "
+                f"blocks are not modelled",
+            )
         name = f"block_configs.{i}.attention.n_heads_in_group"
         share = fields.check_count(name, attention.get("n_heads_in_group"))
         if share is None or base.heads is None or base.heads % share:

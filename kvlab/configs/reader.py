@@ -55,6 +55,8 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         for kind, width in zip(kinds, widths, strict=True)
     ]
     layers = _shared(fields, layers)
+    used = {width.kv_heads for width in widths}
+    kv_heads = base.kv_heads if base.kv_heads in used else max(used)  # where no layer is the base's
     sliding = next((i for i, kind in enumerate(kinds) if kind.startswith("sliding")), None)
     rope, rope_local = rope_specs(
         fields, base.head_dim, base.latent[1] if base.latent else None, sliding
@@ -77,7 +79,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         num_layers=num_layers,
         hidden_size=hidden,  # type: ignore[arg-type]  # None where the file is silent; noted
         num_heads=heads,  # type: ignore[arg-type]
-        num_kv_heads=base.kv_heads,
+        num_kv_heads=kv_heads,
         head_dim=base.head_dim,
         intermediate_size=mlp,
         vocab_size=vocab,  # type: ignore[arg-type]

@@ -53,6 +53,8 @@ RECURRENT_KEYS = words(
     "mamba_d_state mamba_n_heads mamba_num_heads n_mamba_heads ssm_state_size mb_per_layer "
     "linear_key_head_dim linear_attn_config"
 )
+#: What the name of a list that places windows has in it.
+WINDOW_WORDS = words("window sliding swa global local")
 
 
 def _no_cache(model_type: str) -> str | None:
@@ -91,15 +93,21 @@ def refuse(fields: Fields, top: Mapping) -> None:
 
 
 def refuse_unplaced(fields: Fields, kinds: list[str]) -> None:
-    """Refuse an unknown hybrid: it has recurrent layers, and nothing says which they are."""
+    """Refuse an unknown hybrid: it mixes layers, and nothing readable says which is which."""
     if fields.model_type in model_types()["known"] or fields.raw("layer_types") is not None:
         return
     if any(kind == "recurrent" or kind.endswith("+") for kind in kinds):
         return
-    key = next((key for key in RECURRENT_KEYS if fields.data.get(key) is not None), None)
-    if key:
+    told = {key: "recurrent layers" for key in RECURRENT_KEYS if fields.data.get(key) is not None}
+    if set(kinds) == {"sliding"}:  # one window for all, though another list may say where it holds
+        told |= {
+            key: "layers without a window"
+            for key, value in fields.data.items()
+            if isinstance(value, list) and any(word in key for word in WINDOW_WORDS)
+        }
+    for key, what in told.items():
         raise fields.fail(
             "layer_types",
-            f"missing, and {key} tells of recurrent layers; expected a list that says which layers "
-            f"they are; add it",
+            f"missing, and {key} tells of {what}; expected a list that says which layers they "
+            f"are; add it",
         )
