@@ -1,6 +1,7 @@
 """The audit: every documented log format, right and wrong models, unreadable input."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,14 @@ def test_documented_logs(entry):
     assert report["agrees"] is entry["agrees"], report["checks"]
     assert report["independent"] is entry["independent"]
     assert all(check["line"] for check in report["checks"])
+
+
+@pytest.mark.parametrize("entry", INDEX, ids=lambda e: e["file"])
+def test_colours_and_line_ends_change_nothing(entry):
+    text = (LOGS / entry["file"]).read_text()
+    coloured = re.sub(r"[0-9][0-9,.]*", "\x1b[1;36m\\g<0>\x1b[0m", text).replace("\n", "\r\n")
+    model = find_model(entry["model"])
+    assert audit(model, coloured) == audit(model, text)
 
 
 def test_every_log_file_is_listed():
@@ -104,6 +113,14 @@ def test_a_block_size_in_the_log_is_used():
     assert report["agrees"]
 
 
+def test_a_block_size_that_a_backend_forces_is_used():
+    """20 GiB hold 305,599 tokens of DeepSeek-V3: 305,584 in blocks of 16, 305,536 in blocks of 64."""
+    text = vllm_log(305_472, "20.00", 4096)  # one block kept back
+    assert not audit(preset("deepseek-v3"), text)["agrees"]
+    forced = "Forcing kv cache block size to 64 for FlashMLA backend."
+    assert audit(preset("deepseek-v3"), f"block_size=16\n{forced}\n{text}")["agrees"]
+
+
 def test_ranks_that_differ_a_little_are_one_engine():
     """Each rank prints its own figures; the engine takes the least of them for all."""
     rate = 131_072 // 2 * 16
@@ -121,7 +138,7 @@ def test_ranks_that_differ_a_little_are_one_engine():
         audit(LLAMA, "\n".join(lines).replace("60.31", "30.31"))
 
 
-@pytest.mark.parametrize("device", ["# GPU", "# cuda", "# rocm"])
+@pytest.mark.parametrize("device", ["# GPU", "# cuda", "# rocm", "# CUDA"])
 def test_blocks_of_any_device(device):
     text = f"{device} blocks: 1952, # CPU blocks: 2048\nreserved for KV Cache is 3.81GiB"
     assert audit(LLAMA, text)["agrees"]
@@ -135,10 +152,11 @@ def test_a_pipeline_stage_holds_a_share_of_the_layers():
     assert audit(LLAMA, text.replace("size=2", "size=1").replace("auto", "fp8_inc"))["agrees"]
 
 
-def test_settings_of_a_command_line():
+@pytest.mark.parametrize("ranks", ["--tensor-parallel-size 2", "-tp 2", "-tp=2"])
+def test_settings_of_a_command_line(ranks):
     text = vllm_log(
         30 * GIB // (131_072 // 4 * 16) * 16, "30.00",
-        more="vllm serve x --tensor-parallel-size 2 --kv-cache-dtype fp8",
+        more=f"vllm serve x {ranks} --kv-cache-dtype fp8",
     )  # fmt: skip
     report = audit(LLAMA, text)
     assert report["agrees"]
@@ -165,6 +183,16 @@ def test_sglang_windows_have_a_pool_of_their_own(factor):
     assert len(report["checks"]) == 5
     with pytest.raises(AuditError, match="one kind of layer"):
         audit(LLAMA, text)
+
+
+def test_sglang_tokens_of_another_line():
+    """SGLang up to 0.4.3 prints the pool's bytes without its tokens."""
+    text = (LOGS / "sglang-mha.log").read_text().replace("#tokens: 464696, ", "")
+    report = audit(LLAMA, text)
+    assert report["agrees"] and len(report["checks"]) == 2
+    assert not audit(preset("qwen3-4b"), text)["agrees"]
+    with pytest.raises(AuditError, match="max_total_num_tokens"):
+        audit(LLAMA, text.replace("max_total_num_tokens", "max"))
 
 
 def test_bytes_where_none_are_predicted():

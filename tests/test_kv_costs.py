@@ -134,7 +134,8 @@ def test_tensor_parallel_ranks():
 @pytest.mark.parametrize(
     ("name", "share"),
     [("bf16", 2), ("fp8", 1), ("q8_0", Fraction(34, 32)), ("q4_0", Fraction(18, 32)),
-     ("nvfp4", Fraction(9, 16)), ("mxfp4", Fraction(17, 32)), ("bfloat16", 2)],
+     ("nvfp4", Fraction(9, 16)), ("mxfp4", Fraction(17, 32)), ("bfloat16", 2), ("torch.bfloat16", 2),
+     ("f16", 2), ("F32", 4)],
 )  # fmt: skip
 def test_formats(name, share):
     assert storage_format(name).bytes_per_element == share
