@@ -195,6 +195,16 @@ def test_sglang_tokens_of_another_line():
         audit(LLAMA, text.replace("max_total_num_tokens", "max"))
 
 
+def test_a_model_that_keeps_nothing_per_token():
+    """Only cross-attention layers: no rate to divide the memory by."""
+    crossed = read_config(
+        {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8,
+         "cross_attention_layers": [0]}
+    )  # fmt: skip
+    with pytest.raises(KvlabError, match="keeps nothing per token"):
+        audit(crossed, (LOGS / "vllm-v1-two-lines.log").read_text())
+
+
 def test_bytes_where_none_are_predicted():
     """llama.cpp once kept a second copy of the latent row as V."""
     text = (

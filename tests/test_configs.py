@@ -293,6 +293,12 @@ def test_cfg_15_two_places_must_agree(changes, field):
     assert refused({**LLAMA, **changes}).field == field
 
 
+@pytest.mark.parametrize("placed", ["nope", "alibi"])
+def test_positions_that_rotate_nothing(placed):
+    """Granite 4 hybrids ("nope") and Jais ("alibi")."""
+    assert read_config({**LLAMA, "position_embedding_type": placed}).rope.rope_type == "none"
+
+
 def test_cfg_15_chatglm_states_a_multiple():
     config = {"model_type": "chatglm", "num_layers": 2, "hidden_size": 512,
               "num_attention_heads": 4, "rope_ratio": 500}  # fmt: skip

@@ -239,6 +239,12 @@ def test_capacity_refuses_what_it_cannot_answer(wrong):
         capacity_report(preset("llama-3-8b"), **settings)
 
 
+@pytest.mark.parametrize("wrong", [{}, {"memory_bytes": None}, {"card": 3}, {"card": "no-card"}])
+def test_capacity_names_the_memory_it_needs(wrong):
+    with pytest.raises(KvlabError, match="a100-80gb"):
+        ask_capacity("llama-3-8b", **wrong)
+
+
 def test_models_table():
     rows = {row["preset"]: row for row in models_report()}
     assert len(rows) == len(model_names()) >= 43

@@ -45,7 +45,8 @@ def rope_specs(
     rope_dim       rotated width if the architecture fixes it (MLA), else None
     first_sliding  index of the first sliding layer, for bases that are listed layer by layer
     """
-    if fields.model_type in UNROTATED or fields.flag("alibi"):
+    placed = fields.data.get("position_embedding_type")
+    if fields.model_type in UNROTATED or fields.flag("alibi") or placed in ("alibi", "nope"):
         return RopeSpec(rotary_dim=0, rope_type="none"), None
     new, old = fields.block("rope_parameters"), fields.block("rope_scaling")
     nested = {name: new[name] for name in LAYER_NAMES if isinstance(new.get(name), Mapping)}

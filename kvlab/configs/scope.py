@@ -103,7 +103,7 @@ def refuse_unplaced(fields: Fields, kinds: list[str]) -> None:
         told |= {
             key: "layers without a window"
             for key, value in fields.data.items()
-            if isinstance(value, list) and any(word in key for word in WINDOW_WORDS)
+            if isinstance(value, list) and any(word in str(key) for word in WINDOW_WORDS)
         }
     for key, what in told.items():
         raise fields.fail(
