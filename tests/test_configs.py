@@ -379,6 +379,11 @@ def test_old_names():
     olmo = {"n_layers": 2, "d_model": 512, "n_heads": 4, "n_kv_heads": None}
     assert growing({**olmo, "multi_query_attention": True}) == 2 * 2 * 128 * 2
     assert growing({**olmo, "multi_query_attention": False}) == 2 * 4 * 2 * 128 * 2
+    grok2 = {**LLAMA, "model_type": "git", "sliding_window_size": -1}
+    assert growing(grok2) == growing(LLAMA)
+    cogvlm = {"num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 4}
+    for name in ("num_multi_query_heads", "num_query_groups", "n_kv_head"):
+        assert growing({**cogvlm, name: 2}) == 2 * 2 * 2 * 128 * 2
     assert refused({**LLAMA, "n_embd": 2048}).field == "hidden_size"
 
 
@@ -521,7 +526,7 @@ def test_what_only_sees_or_hears_keeps_no_cache(model_type):
     assert refused({"model_type": "clip", "text_config": LLAMA}).field == "model_type"
 
 
-@pytest.mark.parametrize("key", ["mamba_d_state", "mb_per_layer"])
+@pytest.mark.parametrize("key", ["mamba_d_state", "mb_per_layer", "ssm_cfg"])
 def test_an_unknown_hybrid_is_not_priced_as_attention(key):
     """Phi-4-mini-flash, Hymba and PLaMo 2 place their Mamba layers by rules of their own."""
     hybrid = {**LLAMA, "model_type": "phi4flash", key: 16}
@@ -539,6 +544,14 @@ def test_an_unknown_type_says_where_its_window_holds():
     ]  # fmt: skip
     error = refused({**config, "interleaved_sliding_window": [64, None, 64, None]})
     assert error.field == "layer_types" and "interleaved_sliding_window" in str(error)
+
+
+def test_an_unknown_type_that_names_its_layers_under_another_key():
+    """Apriel-H's hybrid_block_layout and MiniCPM-SALA's mixer_types; a list of MLPs is none."""
+    config = {**LLAMA, "model_type": "brand_new", "num_hidden_layers": 4}
+    error = refused({**config, "mixer_types": ["attn", "lightning"] * 2})
+    assert error.field == "layer_types" and "mixer_types" in str(error)
+    assert kinds({**config, "mlp_layer_types": ["dense", *["sparse"] * 3]}) == ["full"] * 4
 
 
 @pytest.mark.parametrize("model_type", ["rwkv6", "rwkv7", "retnet", "gla"])
