@@ -185,6 +185,14 @@ def test_cfg_06_nested_text_config(inner):
     assert empty.field == "text_config.num_hidden_layers"
 
 
+def test_cfg_06_a_text_config_without_a_type_has_the_outer_one():
+    inner = {**LLAMA, "num_hidden_layers": 6, "head_dim": 128, "sliding_window": 512}
+    del inner["model_type"]
+    spec = read_config({"model_type": "gemma3", "text_config": inner})
+    assert [layer.kind for layer in spec.layers] == ["sliding"] * 5 + ["full"]
+    assert any("gemma3_text" in note for note in spec.notes)
+
+
 def test_cfg_07_window_switched_off():
     config = {
         "model_type": "qwen2",
@@ -453,6 +461,10 @@ def test_an_unknown_type_is_read_with_a_note():
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"model_type": 3}, "model_type"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"is_encoder_decoder": "true"}, "is_encoder_decoder"),
+        ({"use_cla": True}, "cla_share_factor"),
+        ({"num_attention_heads": [32] * 31, "head_dim": 128}, "num_attention_heads"),
+        ({"num_key_value_heads": [8] * 31 + [5]}, "num_key_value_heads"),
         ({"text_config": {"a": 1}}, "text_config.num_hidden_layers"),
         ({"vocab_size": 0}, "vocab_size"),
         ({"attn_layer_period": 4, "attn_layer_offset": 4}, "attn_layer_offset"),

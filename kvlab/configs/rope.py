@@ -57,7 +57,7 @@ def rope_specs(
         main = {k: v for k, v in new.items() if k not in LAYER_NAMES}
         local = None
     for key in old.keys() & main.keys():
-        _one_of(fields, key, old[key], main[key])
+        _one_of(fields, key, old[key], main[key], "in rope_scaling")
     main = {**old, **{k: v for k, v in main.items() if v is not None}}
     top, top_local = _top_theta(fields, first_sliding)
     share = "partial_rotary_factor"
@@ -80,13 +80,14 @@ def rope_specs(
     return rope, _one(fields, local or {}, local_theta, head_dim, rope_dim)
 
 
-def _one_of(fields: Fields, key: str, first: Any, second: Any) -> Any:
+def _one_of(fields: Fields, key: str, first: Any, second: Any, where: str = "at the top") -> Any:
     """A setting that may stand in two places, if they agree; None where it stands in neither."""
     if first is not None and second is not None and first != second:
+        one, other = (f"{x:g}" if isinstance(x, float) else show(x) for x in (first, second))
         raise fields.fail(
             key,
-            f"given {show(first)}, and {show(second)} in rope_parameters; expected one value; "
-            f"remove the wrong one",
+            f"given {one} {where} and {other} in rope_parameters; expected one value; remove "
+            f"the wrong one",
         )
     return second if first is None else first
 

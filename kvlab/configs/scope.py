@@ -80,10 +80,11 @@ def refuse(fields: Fields, top: Mapping) -> None:
     if reason and not (fields.flag("is_decoder") and "encoder keeps no" in reason):
         raise fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
     for config in (top, fields.data):
-        if config.get("is_encoder_decoder") is True:
+        if config.get("is_encoder_decoder"):
             raise fields.fail(
                 "is_encoder_decoder",
-                "given true: cross-attention is not modelled; expected a decoder",
+                f"given {show(config['is_encoder_decoder'])}: cross-attention is not modelled; "
+                f"expected a decoder",
             )
     bidirectional = fields.data.get("use_bidirectional_attention")
     if bidirectional == "all" or (bidirectional is True and model_type == "gemma3_text"):
