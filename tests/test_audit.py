@@ -1,6 +1,7 @@
 """The audit: every documented log format, right and wrong models, unreadable input."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -294,11 +295,25 @@ def test_a_pasted_log_is_text_and_nothing_else():
     assert log.tokens.value == 16
 
 
-def run(*arguments):
+def run(*arguments, **settings):
     return subprocess.run(
         [sys.executable, "-m", "kvlab", "audit", *arguments],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, **settings,
     )  # fmt: skip
+
+
+TEXT = (LOGS / "vllm-v1-two-lines.log").read_text()
+
+
+@pytest.mark.parametrize("raw", [TEXT.encode("utf-16"), b"\xff no text\n" + TEXT.encode()])
+def test_a_log_in_another_encoding(tmp_path, raw):
+    """PowerShell redirects in UTF-16; a progress bar cut in two is no UTF-8."""
+    path = tmp_path / "engine.log"
+    path.write_bytes(raw)
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    with path.open("rb") as stream:
+        piped = run("--config", "llama-3-8b", "--log", "-", stdin=stream, env=strict)
+    assert piped.returncode == run("--config", "llama-3-8b", "--log", str(path)).returncode == 0
 
 
 def test_command_line_status(tmp_path):
