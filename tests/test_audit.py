@@ -254,6 +254,14 @@ def test_hybrid_concurrency_is_bounded_not_divided():
     assert not audit(oss, text.replace(f"{ideal * 0.99:.2f}x", f"{ideal * 1.5:.2f}x"))["agrees"]
 
 
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-3-8b"])
+def test_whole_gigabytes_and_a_block_scaled_cache_are_plain_numbers(model):
+    report = audit(preset(model), vllm_log(1_600, "40"), kv_dtype="q8_0")
+    assert not report["agrees"]
+    assert all(type(c["predicted"]) in (int, float) for c in report["checks"])
+    json.dumps(report)
+
+
 @pytest.mark.parametrize(
     "text",
     [
