@@ -172,6 +172,11 @@ def pool_bytes(memory_bytes, utilisation, weight_bytes, reserve_bytes=0):
 
 def num_blocks(pool, bytes_per_token, block_size):
     """Whole blocks of block_size tokens in a pool, for a model that grows by one rate."""
+    if bytes_per_token == 0:
+        raise KvCostError(
+            "blocks: given a model that keeps nothing per token; expected layers with K and V, "
+            "without which a pool has no number of blocks; is it the right config?"
+        )
     return pool // (bytes_per_token * block_size)
 
 

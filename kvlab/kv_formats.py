@@ -63,13 +63,13 @@ FORMATS: dict[str, StorageFormat] = {
 OTHER_NAMES = {
     "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
-    "fp8_inc": "fp8",
+    "fp8_inc": "fp8", "f16": "fp16", "f32": "fp32",
 }  # fmt: skip
 
 
 def storage_format(name: str) -> StorageFormat:
     """The format of a name such as bf16, fp8 or q8_0."""
-    key = name.lower() if isinstance(name, str) else name
+    key = name.lower().removeprefix("torch.") if isinstance(name, str) else name
     found = FORMATS.get(OTHER_NAMES.get(key, key)) if isinstance(key, str) else None
     if found is None:
         raise KvFormatError(f"kv dtype: given {name!r}; expected one of {', '.join(FORMATS)}")

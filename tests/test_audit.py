@@ -1,6 +1,8 @@
 """The audit: every documented log format, right and wrong models, unreadable input."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -34,6 +36,14 @@ def test_documented_logs(entry):
     assert report["agrees"] is entry["agrees"], report["checks"]
     assert report["independent"] is entry["independent"]
     assert all(check["line"] for check in report["checks"])
+
+
+@pytest.mark.parametrize("entry", INDEX, ids=lambda e: e["file"])
+def test_colours_and_line_ends_change_nothing(entry):
+    text = (LOGS / entry["file"]).read_text()
+    coloured = re.sub(r"[0-9][0-9,.]*", "\x1b[1;36m\\g<0>\x1b[0m", text).replace("\n", "\r\n")
+    model = find_model(entry["model"])
+    assert audit(model, coloured) == audit(model, text)
 
 
 def test_every_log_file_is_listed():
@@ -104,6 +114,14 @@ def test_a_block_size_in_the_log_is_used():
     assert report["agrees"]
 
 
+def test_a_block_size_that_a_backend_forces_is_used():
+    """20 GiB hold 305,599 tokens of DeepSeek-V3: 305,584 in blocks of 16, 305,536 in blocks of 64."""
+    text = vllm_log(305_472, "20.00", 4096)  # one block kept back
+    assert not audit(preset("deepseek-v3"), text)["agrees"]
+    forced = "Forcing kv cache block size to 64 for FlashMLA backend."
+    assert audit(preset("deepseek-v3"), f"block_size=16\n{forced}\n{text}")["agrees"]
+
+
 def test_ranks_that_differ_a_little_are_one_engine():
     """Each rank prints its own figures; the engine takes the least of them for all."""
     rate = 131_072 // 2 * 16
@@ -121,7 +139,7 @@ def test_ranks_that_differ_a_little_are_one_engine():
         audit(LLAMA, "\n".join(lines).replace("60.31", "30.31"))
 
 
-@pytest.mark.parametrize("device", ["# GPU", "# cuda", "# rocm"])
+@pytest.mark.parametrize("device", ["# GPU", "# cuda", "# rocm", "# CUDA"])
 def test_blocks_of_any_device(device):
     text = f"{device} blocks: 1952, # CPU blocks: 2048\nreserved for KV Cache is 3.81GiB"
     assert audit(LLAMA, text)["agrees"]
@@ -135,10 +153,11 @@ def test_a_pipeline_stage_holds_a_share_of_the_layers():
     assert audit(LLAMA, text.replace("size=2", "size=1").replace("auto", "fp8_inc"))["agrees"]
 
 
-def test_settings_of_a_command_line():
+@pytest.mark.parametrize("ranks", ["--tensor-parallel-size 2", "-tp 2", "-tp=2"])
+def test_settings_of_a_command_line(ranks):
     text = vllm_log(
         30 * GIB // (131_072 // 4 * 16) * 16, "30.00",
-        more="vllm serve x --tensor-parallel-size 2 --kv-cache-dtype fp8",
+        more=f"vllm serve x {ranks} --kv-cache-dtype fp8",
     )  # fmt: skip
     report = audit(LLAMA, text)
     assert report["agrees"]
@@ -165,6 +184,26 @@ def test_sglang_windows_have_a_pool_of_their_own(factor):
     assert len(report["checks"]) == 5
     with pytest.raises(AuditError, match="one kind of layer"):
         audit(LLAMA, text)
+
+
+def test_sglang_tokens_of_another_line():
+    """SGLang up to 0.4.3 prints the pool's bytes without its tokens."""
+    text = (LOGS / "sglang-mha.log").read_text().replace("#tokens: 464696, ", "")
+    report = audit(LLAMA, text)
+    assert report["agrees"] and len(report["checks"]) == 2
+    assert not audit(preset("qwen3-4b"), text)["agrees"]
+    with pytest.raises(AuditError, match="max_total_num_tokens"):
+        audit(LLAMA, text.replace("max_total_num_tokens", "max"))
+
+
+def test_a_model_that_keeps_nothing_per_token():
+    """Only cross-attention layers: no rate to divide the memory by."""
+    crossed = read_config(
+        {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8,
+         "cross_attention_layers": [0]}
+    )  # fmt: skip
+    with pytest.raises(KvlabError, match="keeps nothing per token"):
+        audit(crossed, (LOGS / "vllm-v1-two-lines.log").read_text())
 
 
 def test_bytes_where_none_are_predicted():
@@ -215,6 +254,14 @@ def test_hybrid_concurrency_is_bounded_not_divided():
     assert not audit(oss, text.replace(f"{ideal * 0.99:.2f}x", f"{ideal * 1.5:.2f}x"))["agrees"]
 
 
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-3-8b"])
+def test_whole_gigabytes_and_a_block_scaled_cache_are_plain_numbers(model):
+    report = audit(preset(model), vllm_log(1_600, "40"), kv_dtype="q8_0")
+    assert not report["agrees"]
+    assert all(type(c["predicted"]) in (int, float) for c in report["checks"])
+    json.dumps(report)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -256,11 +303,25 @@ def test_a_pasted_log_is_text_and_nothing_else():
     assert log.tokens.value == 16
 
 
-def run(*arguments):
+def run(*arguments, **settings):
     return subprocess.run(
         [sys.executable, "-m", "kvlab", "audit", *arguments],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, **settings,
     )  # fmt: skip
+
+
+TEXT = (LOGS / "vllm-v1-two-lines.log").read_text()
+
+
+@pytest.mark.parametrize("raw", [TEXT.encode("utf-16"), b"\xff no text\n" + TEXT.encode()])
+def test_a_log_in_another_encoding(tmp_path, raw):
+    """PowerShell redirects in UTF-16; a progress bar cut in two is no UTF-8."""
+    path = tmp_path / "engine.log"
+    path.write_bytes(raw)
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    with path.open("rb") as stream:
+        piped = run("--config", "llama-3-8b", "--log", "-", stdin=stream, env=strict)
+    assert piped.returncode == run("--config", "llama-3-8b", "--log", str(path)).returncode == 0
 
 
 def test_command_line_status(tmp_path):

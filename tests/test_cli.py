@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from kvlab.configs import read_config
+from kvlab.reports import ReportError, cost_report
+
 
 def kvlab(*arguments):
     return subprocess.run(
@@ -56,7 +59,9 @@ def test_cost_of_a_config_file(tmp_path):
         (["cost", "no-such-model"], "no-such-model"),
         (["cost", "llama-3-8b", "--decode", "0"], "--decode"),
         (["cost", "llama-3-8b", "--params", "lots"], "--params"),
+        (["cost", "llama-3-8b", "--params", "0.5"], "--params"),
         (["cost", "llama-3-8b", "--bandwidth", "-1"], "--bandwidth"),
+        (["models", "--kv-dtype", "int8_g128"], "row of 576 elements"),
         (["cost", "falcon-7b"], "give the number that a token uses (--params 8.03e9)"),
         (["cost", "mixtral-8x7b", "--params", "exact"], "Mixtral-8x7B (mixtral)"),
         (["cost", "gpt-oss-20b"], "layers of kind sliding; expected full attention"),
@@ -74,6 +79,21 @@ def test_bad_input_is_one_line_and_status_2(arguments, word):
 def test_cost_of_another_shape_takes_the_number_of_parameters(model):
     run = kvlab("cost", model, "--params", "7e9", "--json")
     assert run.returncode == 0 and json.loads(run.stdout)["num_parameters"] == 7_000_000_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"v_head_dim": 8},
+        {"num_key_value_heads": [1, 2]},
+        {"model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": 8},
+    ],
+)
+def test_cost_refuses_layers_that_its_formulas_do_not_cover(changes):
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,
+              "num_attention_heads": 4, "num_key_value_heads": 2, **changes}  # fmt: skip
+    with pytest.raises(ReportError, match="nothing beside them"):
+        cost_report(read_config(config), params=1e9)
 
 
 def test_a_closed_pipe_is_no_error():

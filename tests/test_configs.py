@@ -185,6 +185,14 @@ def test_cfg_06_nested_text_config(inner):
     assert empty.field == "text_config.num_hidden_layers"
 
 
+def test_cfg_06_a_text_config_without_a_type_has_the_outer_one():
+    inner = {**LLAMA, "num_hidden_layers": 6, "head_dim": 128, "sliding_window": 512}
+    del inner["model_type"]
+    spec = read_config({"model_type": "gemma3", "text_config": inner})
+    assert [layer.kind for layer in spec.layers] == ["sliding"] * 5 + ["full"]
+    assert any("gemma3_text" in note for note in spec.notes)
+
+
 def test_cfg_07_window_switched_off():
     config = {
         "model_type": "qwen2",
@@ -277,6 +285,35 @@ def test_cfg_15_rope_settings_moved():
     assert refused({**LLAMA, "rope_scaling": scaling}).field == "rope_type"
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_theta"),
+        ({"rope_local_base_freq": 2e4, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}},
+         "rope_local_base_freq"),
+        ({"rope_scaling": {"rope_theta": 1e4}, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
+        ({"rope_scaling": {"factor": 2.0}, "rope_parameters": {"factor": 4.0}}, "factor"),
+        ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}},
+         "partial_rotary_factor"),
+    ],
+)  # fmt: skip
+def test_cfg_15_two_places_must_agree(changes, field):
+    assert refused({**LLAMA, **changes}).field == field
+
+
+@pytest.mark.parametrize("placed", ["nope", "alibi"])
+def test_positions_that_rotate_nothing(placed):
+    """Granite 4 hybrids ("nope") and Jais ("alibi")."""
+    assert read_config({**LLAMA, "position_embedding_type": placed}).rope.rope_type == "none"
+
+
+def test_cfg_15_chatglm_states_a_multiple():
+    config = {"model_type": "chatglm", "num_layers": 2, "hidden_size": 512,
+              "num_attention_heads": 4, "rope_ratio": 500}  # fmt: skip
+    rope = read_config(config).rope
+    assert (rope.theta, rope.rotary_dim) == (5e6, 64)
+
+
 def test_cfg_17_chunked_layers():
     spec = preset("llama-4-scout")
     found = [layer.kind for layer in spec.layers]
@@ -319,9 +356,15 @@ def test_per_layer_blocks():
         **LLAMA,
         "model_type": "nemotron-nas",
         "num_hidden_layers": 4,
+        "num_key_value_heads": None,
         "block_configs": blocks,
     }
-    assert [layer.num_kv_heads for layer in read_config(config).layers] == [4, 0, 0, 8]
+    spec = read_config(config)
+    assert [layer.num_kv_heads for layer in spec.layers] == [4, 0, 0, 8]
+    assert spec.num_kv_heads == 8  # no layer has the 32 that null would mean
+    windowed = {"attention": {"n_heads_in_group": 4, "window_length": 1024}}
+    error = refused({**config, "block_configs": [*blocks[:3], windowed]})
+    assert error.field == "block_configs.3.attention.window_length"
     lists = {**LLAMA, "num_hidden_layers": 4, "num_key_value_heads": None}
     lists["num_kv_heads"] = [1, 2, 4, 8]
     assert [layer.num_kv_heads for layer in read_config(lists).layers] == [1, 2, 4, 8]
@@ -341,7 +384,24 @@ def test_old_names():
     chatglm = {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, "kv_channels": 128}
     chatglm |= {"multi_query_attention": True, "multi_query_group_num": 2}
     assert growing(chatglm) == 28_672
+    olmo = {"n_layers": 2, "d_model": 512, "n_heads": 4, "n_kv_heads": None}
+    assert growing({**olmo, "multi_query_attention": True}) == 2 * 2 * 128 * 2
+    assert growing({**olmo, "multi_query_attention": False}) == 2 * 4 * 2 * 128 * 2
+    grok2 = {**LLAMA, "model_type": "git", "sliding_window_size": -1}
+    assert growing(grok2) == growing(LLAMA)
+    cogvlm = {"num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 4}
+    for name in ("num_multi_query_heads", "num_query_groups", "n_kv_head"):
+        assert growing({**cogvlm, name: 2}) == 2 * 2 * 2 * 128 * 2
     assert refused({**LLAMA, "n_embd": 2048}).field == "hidden_size"
+
+
+@pytest.mark.parametrize("absent", [{"use_mla": False}, {"kv_lora_rank": None}])
+def test_a_latent_type_without_a_latent(absent):
+    """DeepSeek-VL2's small models: plain heads, whose V is not as wide as the type's latent V."""
+    config = {"model_type": "deepseek_v2", "num_hidden_layers": 12, "hidden_size": 1024,
+              "num_attention_heads": 16, "num_key_value_heads": 16}  # fmt: skip
+    for value in ({}, {"v_head_dim": 0}):
+        assert growing({**config, **absent, **value}) == 12 * 16 * 2 * 64 * 2
 
 
 def test_heads_that_differ_from_layer_to_layer():
@@ -382,6 +442,10 @@ def test_an_unknown_type_is_read_with_a_note():
         ({"num_key_value_heads": 64}, "num_key_value_heads"),
         ({"num_kv_heads": 4}, "num_key_value_heads"),
         ({"sliding_window": -1}, "sliding_window"),
+        ({"sliding_window": False}, "sliding_window"),
+        ({"sliding_window": ""}, "sliding_window"),
+        ({"attention_chunk_size": False}, "attention_chunk_size"),
+        ({"dim": 4096, "hidden_size": None, "hidden_dim": 14336}, "dim"),
         ({"layer_types": ["full_attention"] * 31}, "layer_types"),
         ({"layer_types": ["full_attention"] * 31 + ["quantum"]}, "layer_types"),
         ({"layer_types": "full_attention"}, "layer_types"),
@@ -397,6 +461,10 @@ def test_an_unknown_type_is_read_with_a_note():
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"model_type": 3}, "model_type"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"is_encoder_decoder": "true"}, "is_encoder_decoder"),
+        ({"use_cla": True}, "cla_share_factor"),
+        ({"num_attention_heads": [32] * 31, "head_dim": 128}, "num_attention_heads"),
+        ({"num_key_value_heads": [8] * 31 + [5]}, "num_key_value_heads"),
         ({"text_config": {"a": 1}}, "text_config.num_hidden_layers"),
         ({"vocab_size": 0}, "vocab_size"),
         ({"attn_layer_period": 4, "attn_layer_offset": 4}, "attn_layer_offset"),
@@ -470,7 +538,7 @@ def test_what_only_sees_or_hears_keeps_no_cache(model_type):
     assert refused({"model_type": "clip", "text_config": LLAMA}).field == "model_type"
 
 
-@pytest.mark.parametrize("key", ["mamba_d_state", "mb_per_layer"])
+@pytest.mark.parametrize("key", ["mamba_d_state", "mb_per_layer", "ssm_cfg"])
 def test_an_unknown_hybrid_is_not_priced_as_attention(key):
     """Phi-4-mini-flash, Hymba and PLaMo 2 place their Mamba layers by rules of their own."""
     hybrid = {**LLAMA, "model_type": "phi4flash", key: 16}
@@ -478,6 +546,24 @@ def test_an_unknown_hybrid_is_not_priced_as_attention(key):
     listed = {**hybrid, "layer_types": ["mamba", "full_attention"] * 16, "mamba_d_conv": 4,
               "mamba_d_state": 16}  # fmt: skip
     assert read_config(listed).layers[1].kind == "full"
+
+
+def test_an_unknown_type_says_where_its_window_holds():
+    """SmallThinker's list of 0 and 1 is read; a list under a name not known here is not ignored."""
+    config = {**LLAMA, "model_type": "brand_new", "num_hidden_layers": 4, "sliding_window": 64}
+    assert kinds({**config, "sliding_window_layout": [0, 1, 1, 0]}) == [
+        "full", "sliding", "sliding", "full"
+    ]  # fmt: skip
+    error = refused({**config, "interleaved_sliding_window": [64, None, 64, None]})
+    assert error.field == "layer_types" and "interleaved_sliding_window" in str(error)
+
+
+def test_an_unknown_type_that_names_its_layers_under_another_key():
+    """Apriel-H's hybrid_block_layout and MiniCPM-SALA's mixer_types; a list of MLPs is none."""
+    config = {**LLAMA, "model_type": "brand_new", "num_hidden_layers": 4}
+    error = refused({**config, "mixer_types": ["attn", "lightning"] * 2})
+    assert error.field == "layer_types" and "mixer_types" in str(error)
+    assert kinds({**config, "mlp_layer_types": ["dense", *["sparse"] * 3]}) == ["full"] * 4
 
 
 @pytest.mark.parametrize("model_type", ["rwkv6", "rwkv7", "retnet", "gla"])

@@ -134,7 +134,8 @@ def test_tensor_parallel_ranks():
 @pytest.mark.parametrize(
     ("name", "share"),
     [("bf16", 2), ("fp8", 1), ("q8_0", Fraction(34, 32)), ("q4_0", Fraction(18, 32)),
-     ("nvfp4", Fraction(9, 16)), ("mxfp4", Fraction(17, 32)), ("bfloat16", 2)],
+     ("nvfp4", Fraction(9, 16)), ("mxfp4", Fraction(17, 32)), ("bfloat16", 2), ("torch.bfloat16", 2),
+     ("f16", 2), ("F32", 4)],
 )  # fmt: skip
 def test_formats(name, share):
     assert storage_format(name).bytes_per_element == share
@@ -236,6 +237,12 @@ def test_capacity_refuses_what_it_cannot_answer(wrong):
     settings = {"memory_bytes": 10**11, "weight_bytes": 10**9, **wrong}
     with pytest.raises(KvlabError):
         capacity_report(preset("llama-3-8b"), **settings)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"memory_bytes": None}, {"card": 3}, {"card": "no-card"}])
+def test_capacity_names_the_memory_it_needs(wrong):
+    with pytest.raises(KvlabError, match="a100-80gb"):
+        ask_capacity("llama-3-8b", **wrong)
 
 
 def test_models_table():

@@ -45,8 +45,8 @@ def no_cause(ratio: float) -> str:
             "does the engine keep a second copy?"
         )
     return (
-        f"no usual cause fits: the log's figure is {ratio:.3f} times the predicted one. Is it the "
-        "right config, and does the pool hold something else beside K and V?"
+        f"no usual cause fits: the log's figure is {float(ratio):.3f} times the predicted one. Is "
+        "it the right config, and does the pool hold something else beside K and V?"
     )
 
 

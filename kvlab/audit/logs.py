@@ -79,11 +79,8 @@ _NUMBER = r"([0-9][0-9,]{0,24}(?:\.[0-9]{1,12})?)"
 _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "GB": 2**30, "MB": 2**20}
 _GB = r"\s*(GiB|GB|MiB|MB)"
 
-_DTYPES = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
-    "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
-    "f16": "fp16", "f32": "fp32",
-}  # fmt: skip
+#: Colours and other orders to a terminal, which may stand between a word and its figure.
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 def _number(text: str) -> tuple[float, float]:
@@ -130,7 +127,7 @@ def _find(pattern: str, text: str, size_group: int | None = None, group: int = 1
 
 
 def _setting(names: str, values: str, text: str) -> str | None:
-    match = re.search(rf"(?:\b(?:{names})['\"]?\s*[=:]\s*|--(?:{names})\s+)['\"]?({values})", text)
+    match = re.search(rf"(?:\b(?:{names})['\"]?\s*[=:]\s*|--?(?:{names})\s+)['\"]?({values})", text)
     return match.group(1) if match else None
 
 
@@ -143,42 +140,45 @@ def _dtype(text: str) -> str | None:
     """The KV dtype that a configuration line names; "auto" means the model's own."""
     kv = _setting("kv_cache_dtype|kv-cache-dtype|cache_dtype", r"[A-Za-z0-9_.]+", text)
     name = kv if kv and kv != "auto" else _setting("dtype", r"(?:torch\.)?[A-Za-z0-9_]+", text)
-    if name is None or name == "auto":
-        return None
-    name = name.removeprefix("torch.")
-    return _DTYPES.get(name, name)
+    return None if name == "auto" else name
 
 
 def _vllm(text: str) -> EngineLog:
     concurrency = rf"[Mm]aximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x"
     longest = _find(concurrency, text)
+    forced = re.search(r"kv cache block size to ([0-9]{1,6})", text)  # by an attention backend
     return EngineLog(
         engine="vLLM",
         available_bytes=_find(rf"Available KV cache memory: {_NUMBER}{_GB}", text, 2)
         or _find(rf"\bkv_cache_size={_NUMBER}{_GB}", text, 2)
         or _find(rf"reserved for KV Cache is {_NUMBER}{_GB}", text, 2),
         tokens=_find(rf"GPU KV cache size: {_NUMBER} tokens", text),
-        blocks=_find(rf"(?:#? ?GPU|# (?:cuda|rocm|hip|xpu|hpu|tpu)) blocks: {_NUMBER}", text),
+        blocks=_find(rf"(?:#? ?GPU|# (?!CPU)\w+) blocks: {_NUMBER}", text),
         concurrency=_find(concurrency, text, group=2),
         max_model_len=int(longest.value) if longest else None,
-        block_size=_whole("block_size|block-size", text),
+        block_size=int(forced[1]) if forced else _whole("block_size|block-size", text),
         tensor_parallel=_whole("tensor_parallel_size|tensor-parallel-size|tp", text),
         kv_dtype=_dtype(text),
     )
 
 
-_POOL = re.compile(rf"KV Cache is allocated\.[^\n]*?#tokens: {_NUMBER}[^\n]*")
+_POOL = re.compile(rf"KV Cache is allocated\.(?:[^\n]*?#tokens: {_NUMBER})?[^\n]*")
 _PART = re.compile(rf"\b(KV|K|V) size: {_NUMBER}{_GB}")
 
 
-def _pools(text: str) -> list[Pool]:
-    """The pools of one rank: ranks repeat a line, and a model with windows has two."""
+def _pools(text: str, total: Figure | None) -> list[Pool]:
+    """The pools of one rank: ranks repeat a line, and a model with windows has two.
+
+    Up to 0.4.3 the line has no tokens of its own: then they are the total of another line.
+    """
     pools: dict[tuple, Pool] = {}
     for line in _POOL.finditer(text):
         parts = tuple(
             (m[1], replace(_figure(m, 3, 2), line=line[0][:300])) for m in _PART.finditer(line[0])
         )
-        tokens = _figure(line)
+        tokens = _figure(line) if line[1] else total
+        if tokens is None:
+            continue
         pools.setdefault((tokens.value, *((n, f.value) for n, f in parts)), Pool(tokens, parts))
     if len(pools) > 2:
         raise LogError(
@@ -189,10 +189,11 @@ def _pools(text: str) -> list[Pool]:
 
 
 def _sglang(text: str) -> EngineLog:
+    total = _find(rf"max_total_num_tokens={_NUMBER}", text)
     return EngineLog(
         engine="SGLang",
-        pools=_pools(text),
-        total_tokens=_find(rf"max_total_num_tokens={_NUMBER}", text),
+        pools=_pools(text, total),
+        total_tokens=total,
         max_model_len=_whole("context_len", text),
         page_size=_whole("page_size|page-size", text),
         tensor_parallel=_whole("tp_size|tp-size|tp", text),
@@ -236,6 +237,7 @@ def read_log(text: str) -> EngineLog:
     """The figures of a start-up log. Raises LogError where it holds none of a known engine."""
     if not isinstance(text, str) or not text.strip():
         raise LogError("the log is empty: paste the lines an engine prints when it starts")
+    text = _TERMINAL.sub("", text)
     if len(text) > MAX_LOG_CHARACTERS:
         raise LogError(
             f"the log has {len(text):,} characters, at most {MAX_LOG_CHARACTERS:,} are read: give "

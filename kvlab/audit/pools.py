@@ -52,7 +52,10 @@ def _parts_of(spec: ModelSpec, pools: list[Pool], fits) -> list[ModelSpec]:
 
 def sglang_checks(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
     if not log.pools:
-        raise AuditError("the log's 'KV Cache is allocated' line has no '#tokens: N'")
+        raise AuditError(
+            "the log's 'KV Cache is allocated' line has no '#tokens: N', and no line says "
+            "'max_total_num_tokens=N': add one of them"
+        )
     page, width, checks = log.page_size or 1, storage.bytes_per_element, []
 
     def fits(part_of: ModelSpec, pool: Pool) -> int:
@@ -79,7 +82,7 @@ def sglang_checks(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageForm
                     else explain(agrees, part_of, tp, storage, _ratio(figure.value, predicted)),
                 )
             )  # fmt: skip
-    if log.total_tokens is not None:
+    if log.total_tokens is not None and log.total_tokens is not log.pools[0].tokens:
         tokens = max(int(pool.tokens.value) for pool in log.pools)
         checks.append(
             check(
@@ -116,7 +119,7 @@ def llama_cpp_checks(spec: ModelSpec, log: EngineLog) -> list[dict]:
             ("K bytes from cells", store.key, store.key_type, 0),
             ("V bytes from cells", store.value, store.value_type, 1),
         ):
-            storage = storage_format({"f16": "fp16", "f32": "fp32"}.get(kind, kind))
+            storage = storage_format(kind)
 
             def agrees(model, element, figure=figure, index=index, cells=store.cells) -> bool:
                 need = cells * _rates(model, element)[index]

@@ -90,9 +90,9 @@ def _concurrency(rank: ModelSpec, width, log: EngineLog, tokens: float, block: i
             why="a hybrid model: tokens, concurrency and bytes are not one division, and the log "
             "has no memory figure (or the config no state size) to predict it from",
         )  # fmt: skip
-    ideal = log.available_bytes.value / kv_costs.sequence_bytes(rank, longest, width)
-    padded = log.available_bytes.value / kv_costs.sequence_bytes(
-        kv_costs.padded_to_full(rank), longest, width
+    ideal, padded = (
+        float(log.available_bytes.value / kv_costs.sequence_bytes(model, longest, width))
+        for model in (rank, kv_costs.padded_to_full(rank))
     )
     agrees = padded * (1 - HYBRID_SLACK) <= figure.value <= ideal * (1 + HYBRID_SLACK)
     return check(

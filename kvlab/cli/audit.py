@@ -41,14 +41,14 @@ def print_audit(report: dict) -> None:
 
 def read_text(path: str) -> str:
     """The log's text; `-` is standard input."""
-    if path == "-":
-        return sys.stdin.read()
     try:
-        return Path(path).read_text("utf-8", errors="replace")
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise LogError(
             f"--log: given {path!r}, which cannot be read ({error.strerror}); name a text file"
         ) from None
+    marked = raw[:2] in (b"\xff\xfe", b"\xfe\xff")  # as PowerShell writes what it redirects
+    return raw.decode("utf-16" if marked else "utf-8", errors="replace")
 
 
 def audit_answer(arguments: argparse.Namespace) -> dict:

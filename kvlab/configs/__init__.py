@@ -31,7 +31,7 @@ __all__ = [
 
 
 def _slug(name: str) -> str:
-    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+    return "-".join(str(name).lower().replace("_", " ").replace("-", " ").split())
 
 
 def model_names() -> list[str]:

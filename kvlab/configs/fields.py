@@ -19,14 +19,17 @@ MOST_LAYERS = 4096
 #: canonical name -> the names that older or other model types give the same field
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
-    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim", "hidden_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim", "dim", "hidden_dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "num_query_heads"),
     "num_key_value_heads": (
         "num_kv_heads",
         "n_head_kv",
         "n_kv_heads",
         "kv_n_heads",
+        "n_kv_head",
         "multi_query_group_num",
+        "num_multi_query_heads",
+        "num_query_groups",
         "num_attention_groups",
     ),
     "head_dim": ("attention_head_dim", "kv_channels", "head_size", "d_head"),
@@ -68,6 +71,7 @@ NOT_ALIASES = {
     "mimo_v2_flash": {"sliding_window_size"},
     "openelm": {"ffn_dim", "model_max_length"},
     "exaone": {"hidden_dim"},
+    "git": {"sliding_window_size"},  # Grok-2 goes by this name, and its -1 means no window
 }
 #: Sub-dictionaries in which some families keep their attention fields.
 ATTENTION_BLOCKS = ("attn_config", "attention_config", "linear_attn_config")

@@ -25,16 +25,22 @@ def per_layer_widths(fields: Fields, base: Widths, kinds: list[str]) -> list[Wid
                 fields.note("mimo_v2_flash: sliding layers have twice the KV heads")
         elif kind.startswith("full") and "global_head_dim" in GLOBAL.get(fields.model_type, ()):
             widths[i] = _global(fields, base)
-    stated = stated_kv_heads(fields)
-    if isinstance(stated, list | tuple):
-        if len(stated) != len(kinds):
+    queries, stated = fields.raw("num_attention_heads"), stated_kv_heads(fields)
+    for key, counts in (("num_attention_heads", queries), ("num_key_value_heads", stated)):
+        if isinstance(counts, list | tuple) and len(counts) != len(kinds):
             raise fields.fail(
-                "num_key_value_heads",
-                f"has {len(stated)} entries; expected {len(kinds)}, one a layer; correct one",
+                key, f"has {len(counts)} entries; expected {len(kinds)}, one a layer; correct one"
             )
+    if isinstance(stated, list | tuple):
         for i, count in enumerate(stated):
             kv_heads = fields.check_count("num_key_value_heads", count) or 0
-            widths[i] = replace(widths[i], kv_heads=kv_heads)
+            heads = queries[i] if isinstance(queries, list | tuple) else widths[i].heads
+            if heads and kv_heads and heads % kv_heads:
+                raise fields.fail(
+                    "num_key_value_heads",
+                    f"layer {i} is given {kv_heads}; expected a divisor of its {heads} query heads",
+                )
+            widths[i] = replace(widths[i], heads=heads, kv_heads=kv_heads)
     _overrides(fields, widths)
     return _blocks(fields, base, widths)
 
@@ -129,6 +135,12 @@ def _blocks(fields: Fields, base: Widths, widths: list[Widths]) -> list[Widths]:
         if attention.get("no_op") is True or attention.get("replace_with_linear") is True:
             result.append(replace(base, kv_heads=0))
             continue
+        if attention.get("window_length") is not None:
+            raise fields.fail(
+                f"block_configs.{i}.attention.window_length",
+                f"given {show(attention['window_length'])}; expected null, since windows of single "
+                f"blocks are not modelled",
+            )
         name = f"block_configs.{i}.attention.n_heads_in_group"
         share = fields.check_count(name, attention.get("n_heads_in_group"))
         if share is None or base.heads is None or base.heads % share:

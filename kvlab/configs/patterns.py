@@ -101,12 +101,12 @@ def _flagged(fields: Fields, num_layers: int) -> list[str] | None:
     for key, words in (
         ("attn_type_list", ("recurrent", "full")),
         ("hybrid_layer_pattern", ("full", "sliding")),
+        ("sliding_window_layout", ("full", "sliding")),
         ("no_rope_layers", ("full", "chunked")),
     ):
         if key == "no_rope_layers" and fields.model_type != "llama4_text":
             continue  # elsewhere it says only which layers are rotated
-        flags = fields.items(key)
-        if not flags:
+        if not fields.items(key):
             continue
         flags = fields.items(key, num_layers) or []
         for flag in flags:
@@ -204,7 +204,7 @@ def _has_window(fields: Fields) -> bool:
 
 def _null(fields: Fields, key: str) -> bool:
     """True where the file names the field and switches it off with null or 0."""
-    return fields.declared(key) and not fields.raw(key)
+    return fields.declared(key) and not fields.count(key, 0)
 
 
 def _gate(fields: Fields, kinds: list[str]) -> list[str]:
@@ -228,12 +228,12 @@ def _gate(fields: Fields, kinds: list[str]) -> list[str]:
 
 def _one_window(fields: Fields, num_layers: int) -> list[str]:
     """No pattern at all: one sliding_window for all layers, Qwen's gates, or full attention."""
-    chunk, window = fields.raw("attention_chunk_size"), fields.raw("sliding_window")
+    chunk, window = fields.count("attention_chunk_size", 0), fields.count("sliding_window", 0)
     gate = fields.flag("use_sliding_window")
     if window is None and gate and not fields.declared("sliding_window"):
         window = fields.defaults.get("sliding_window")
     if not window or fields.model_type in NO_WINDOW:
-        if chunk is not None:
+        if chunk:
             return ["chunked"] * num_layers
         if "sliding_window" in fields.defaults and not fields.declared("sliding_window"):
             fields.note("sliding_window is not in the file; read as full attention on every layer")

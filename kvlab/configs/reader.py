@@ -30,10 +30,12 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     """
     top, file_name = load_config(source)
     config, where = language_model(top)
-    model_type = _model_type(config, where) or ("" if where else None) or ""
+    model_type = _model_type(config, where) or _inner_type(top, where)
     defaults = model_types()["defaults"].get(model_type, {})
     fields = Fields(config, model_type, defaults, where)
     refuse(fields, top)
+    if model_type and not config.get("model_type"):
+        fields.note(f"{where}model_type is not in the file; read as {model_type}, by the outer one")
     if model_type and model_type not in model_types()["known"]:
         fields.note(
             f"model_type {model_type!r} is not one compared here; read by its ordinary keys"
@@ -55,6 +57,8 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         for kind, width in zip(kinds, widths, strict=True)
     ]
     layers = _shared(fields, layers)
+    used = {width.kv_heads for width in widths}
+    kv_heads = base.kv_heads if base.kv_heads in used else max(used)  # where no layer is the base's
     sliding = next((i for i, kind in enumerate(kinds) if kind.startswith("sliding")), None)
     rope, rope_local = rope_specs(
         fields, base.head_dim, base.latent[1] if base.latent else None, sliding
@@ -77,7 +81,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         num_layers=num_layers,
         hidden_size=hidden,  # type: ignore[arg-type]  # None where the file is silent; noted
         num_heads=heads,  # type: ignore[arg-type]
-        num_kv_heads=base.kv_heads,
+        num_kv_heads=kv_heads,
         head_dim=base.head_dim,
         intermediate_size=mlp,
         vocab_size=vocab,  # type: ignore[arg-type]
@@ -99,6 +103,12 @@ def _model_type(config: Mapping, where: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{where}model_type", f"given {show(value)}; expected a name")
     return value
+
+
+def _inner_type(top: Mapping, where: str) -> str:
+    """The type of a text config that does not name its own: gemma3 at the top means gemma3_text."""
+    implied = f"{top.get('model_type')}_text"
+    return implied if where and implied in model_types()["known"] else ""
 
 
 def _name(top: Mapping) -> str | None:
@@ -165,8 +175,8 @@ def _cross_attention(fields: Fields, kinds: list[str]) -> list[str]:
 def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
     """The last num_kv_shared_layers read the K and V of an earlier layer of their kind."""
     shared = fields.count("num_kv_shared_layers", 0)
-    factor = fields.count("cla_share_factor") if fields.flag("use_cla") else None
-    if factor:
+    if fields.flag("use_cla"):
+        factor = fields.needed("cla_share_factor", "the layers that share one K and V")
         return [
             layer if i % factor == 0 else LayerSpec("shared", shares_layer=i - i % factor)
             for i, layer in enumerate(layers)

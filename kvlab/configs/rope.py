@@ -8,6 +8,7 @@ values is an error; a base that stands nowhere is the model type's own, or 10,00
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from kvlab.configs.fields import Fields, show, words
 from kvlab.specs import RopeSpec
@@ -22,7 +23,9 @@ UNROTATED = frozenset(
 )
 #: Share of each head that is rotated where the file does not say (transformers 5.24).
 PARTIAL = {
-    **dict.fromkeys(words("phi nemotron persimmon glm glm4 glm4_moe bamba recurrent_gemma"), 0.5),
+    **dict.fromkeys(
+        words("phi nemotron persimmon chatglm glm glm4 glm4_moe bamba recurrent_gemma"), 0.5
+    ),
     **dict.fromkeys(
         words("qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text gpt_neox stablelm"), 0.25
     ),
@@ -42,31 +45,29 @@ def rope_specs(
     rope_dim       rotated width if the architecture fixes it (MLA), else None
     first_sliding  index of the first sliding layer, for bases that are listed layer by layer
     """
-    if fields.model_type in UNROTATED or fields.flag("alibi"):
+    placed = fields.data.get("position_embedding_type")
+    if fields.model_type in UNROTATED or fields.flag("alibi") or placed in ("alibi", "nope"):
         return RopeSpec(rotary_dim=0, rope_type="none"), None
     new, old = fields.block("rope_parameters"), fields.block("rope_scaling")
     nested = {name: new[name] for name in LAYER_NAMES if isinstance(new.get(name), Mapping)}
     if nested:
         main = nested.get("full_attention") or nested.get("hybrid") or nested.get("main") or {}
         local = nested.get("sliding_attention") or nested.get("hybrid_sliding")
-        main = {**old, **main}
     else:
-        main, local = {**old, **new}, None
-        main = {k: v for k, v in main.items() if k not in LAYER_NAMES}
+        main = {k: v for k, v in new.items() if k not in LAYER_NAMES}
+        local = None
+    for key in old.keys() & main.keys():
+        _one_of(fields, key, old[key], main[key], "in rope_scaling")
+    main = {**old, **{k: v for k, v in main.items() if v is not None}}
     top, top_local = _top_theta(fields, first_sliding)
-    own = _inner_theta(fields, main)
-    if not nested and top is not None and own is not None and top != own:
-        raise fields.fail(
-            "rope_theta",
-            f"given {top:g} at the top and {own:g} in rope_parameters; expected one value; remove "
-            f"the wrong one",
-        )
-    theta = own or top
+    share = "partial_rotary_factor"
+    _one_of(fields, share, fields.data.get(share), main.get(share))
+    theta = _one_of(fields, "rope_theta", top, _inner_theta(fields, main))
     if theta is None:
         theta = float(fields.defaults.get("rope_theta", 10_000))
         fields.note(f"rope_theta is not in the file; {theta:,.0f} is assumed")
     rope = _one(fields, main, theta, head_dim, rope_dim)
-    local_theta = _inner_theta(fields, local) if local else top_local
+    local_theta = _one_of(fields, "rope_local_base_freq", top_local, _inner_theta(fields, local))
     if (
         local_theta is None
         and first_sliding is not None
@@ -77,6 +78,18 @@ def rope_specs(
     if local_theta is None:
         return rope, None
     return rope, _one(fields, local or {}, local_theta, head_dim, rope_dim)
+
+
+def _one_of(fields: Fields, key: str, first: Any, second: Any, where: str = "at the top") -> Any:
+    """A setting that may stand in two places, if they agree; None where it stands in neither."""
+    if first is not None and second is not None and first != second:
+        one, other = (f"{x:g}" if isinstance(x, float) else show(x) for x in (first, second))
+        raise fields.fail(
+            key,
+            f"given {one} {where} and {other} in rope_parameters; expected one value; remove "
+            f"the wrong one",
+        )
+    return second if first is None else first
 
 
 def _top_theta(fields: Fields, first_sliding: int | None) -> tuple[float | None, float | None]:
@@ -94,6 +107,9 @@ def _top_theta(fields: Fields, first_sliding: int | None) -> tuple[float | None,
             return fields.number(key, main), fields.number(key, local)
         if value is not None:
             found[key] = fields.number(key, value)
+    ratio = fields.number("rope_ratio", fields.data.get("rope_ratio"))
+    if ratio is not None:  # ChatGLM states the base as a multiple of 10,000
+        found["rope_ratio"] = 10_000 * ratio
     attention = fields.block("attn_config").get("rope_theta")
     if attention is not None and not found:
         found["attn_config.rope_theta"] = fields.number("attn_config.rope_theta", attention)

@@ -51,8 +51,12 @@ TOWERS = words(
 #: Keys that only a model with recurrent layers has.
 RECURRENT_KEYS = words(
     "mamba_d_state mamba_n_heads mamba_num_heads n_mamba_heads ssm_state_size mb_per_layer "
-    "linear_key_head_dim linear_attn_config"
+    "linear_key_head_dim linear_attn_config ssm_cfg hyena_layer_idxs"
 )
+#: What the name of a list that places windows has in it.
+WINDOW_WORDS = words("window sliding swa global local")
+#: What the name of a list about the other half of a layer has in it.
+MLP_WORDS = words("mlp ffn moe expert")
 
 
 def _no_cache(model_type: str) -> str | None:
@@ -76,10 +80,11 @@ def refuse(fields: Fields, top: Mapping) -> None:
     if reason and not (fields.flag("is_decoder") and "encoder keeps no" in reason):
         raise fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
     for config in (top, fields.data):
-        if config.get("is_encoder_decoder") is True:
+        if config.get("is_encoder_decoder"):
             raise fields.fail(
                 "is_encoder_decoder",
-                "given true: cross-attention is not modelled; expected a decoder",
+                f"given {show(config['is_encoder_decoder'])}: cross-attention is not modelled; "
+                f"expected a decoder",
             )
     bidirectional = fields.data.get("use_bidirectional_attention")
     if bidirectional == "all" or (bidirectional is True and model_type == "gemma3_text"):
@@ -91,15 +96,28 @@ def refuse(fields: Fields, top: Mapping) -> None:
 
 
 def refuse_unplaced(fields: Fields, kinds: list[str]) -> None:
-    """Refuse an unknown hybrid: it has recurrent layers, and nothing says which they are."""
+    """Refuse an unknown hybrid: it mixes layers, and nothing readable says which is which."""
     if fields.model_type in model_types()["known"] or fields.raw("layer_types") is not None:
         return
     if any(kind == "recurrent" or kind.endswith("+") for kind in kinds):
         return
     key = next((key for key in RECURRENT_KEYS if fields.data.get(key) is not None), None)
+    if len(set(kinds)) == 1:  # all layers alike, though a list under another name may differ
+        lists = [k for k, value in fields.data.items() if _mixes_layers(str(k), value, kinds)]
+        key = key or next(iter(lists), None)
     if key:
         raise fields.fail(
             "layer_types",
-            f"missing, and {key} tells of recurrent layers; expected a list that says which layers "
-            f"they are; add it",
+            f"missing, and {key} tells of layers of several kinds; expected a list that says which "
+            f"layers they are; add it",
         )
+
+
+def _mixes_layers(key: str, value: object, kinds: list[str]) -> bool:
+    """Whether a field looks like a list of what each layer is, or of where a window holds."""
+    if not isinstance(value, list) or any(word in key for word in MLP_WORDS):
+        return False
+    if kinds[0] == "sliding" and any(word in key for word in WINDOW_WORDS):
+        return True
+    named = len(value) == len(kinds) and all(isinstance(word, str) for word in value)
+    return named and len(set(value)) > 1

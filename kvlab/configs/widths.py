@@ -33,8 +33,10 @@ def base_widths(fields: Fields, hidden: int | None, no_attention: bool = False) 
         return Widths(heads, kv_heads, latent[1], latent[1], latent)
     head_dim = _head_dim(fields, hidden, heads)
     kv_heads = _kv_heads(fields, heads)
-    value_dim = fields.count("v_head_dim", 0) or fields.defaults.get("v_head_dim") or head_dim
-    return Widths(heads, kv_heads, head_dim, value_dim)
+    value_dim = fields.count("v_head_dim", 0)
+    if value_dim is None and "kv_lora_rank" not in fields.defaults:  # else it is a latent's width
+        value_dim = fields.defaults.get("v_head_dim")
+    return Widths(heads, kv_heads, head_dim, value_dim or head_dim)
 
 
 def _query_heads(fields: Fields) -> int | None:
@@ -111,7 +113,7 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
         multi_query = fields.flag("multi_query_attention")
         if multi_query is False and heads is not None:
             return heads
-        multi_query = None
+        multi_query = (multi_query and stated is None) or None
     if multi_query is None and fields.model_type in ("falcon", "gpt_bigcode"):
         multi_query = True
         fields.note(f"multi_query is not in the file; {fields.model_type} means true by that")
@@ -137,6 +139,8 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
     if fields.model_type == "gpt_bigcode" and multi_query is False:
         return _all_heads(fields, heads, "multi_query is false")
     kv_heads = fields.default_count("num_key_value_heads")
+    if kv_heads is None and heads and fields.raw("block_configs"):
+        return heads  # for blocks that say nothing else: see per_layer_widths
     if kv_heads is None:
         return _all_heads(fields, heads, "no num_key_value_heads")
     if heads is not None and heads % kv_heads:

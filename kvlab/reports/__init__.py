@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvlab import costs
 from kvlab.errors import KvlabError
-from kvlab.specs import ModelSpec
+from kvlab.specs import LayerSpec, ModelSpec
 
 #: The H100 SXM datasheet's memory bandwidth, in bytes a second: the book's default roof.
 DEFAULT_BANDWIDTH = 3.35e12
@@ -33,9 +33,9 @@ def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, st
         number = float(params)
     except (TypeError, ValueError):
         number = float("nan")
-    if not 0 < number < 1e18:
+    if not 1 <= number < 1e18:
         raise ReportError(
-            f"--params: given {params!r}; expected coarse, exact or a positive number like 8.03e9"
+            f"--params: given {params!r}; expected coarse, exact or a number from 1 on like 8.03e9"
         )
     return int(number), "coarse: the number given"
 
@@ -58,6 +58,13 @@ def _require_full_attention(spec: ModelSpec) -> None:
             f"{spec.name}: has layers of kind {', '.join(odd)}; expected full attention on every "
             f"layer, for which the run's cost is worked out. `kvlab kv` sizes this model's cache"
         )
+    uniform = LayerSpec("full", spec.num_kv_heads, spec.head_dim, spec.head_dim)
+    if any(layer != uniform for _, layer in spec.layer_groups):
+        raise ReportError(
+            f"{spec.name}: not every layer is {spec.num_kv_heads} KV heads with K and V of "
+            f"{spec.head_dim} and nothing beside them; expected that, for which the run's cost is "
+            f"worked out. `kvlab kv` sizes this model's cache"
+        )
 
 
 def cost_report(
@@ -71,8 +78,8 @@ def cost_report(
     """The cost of n decode forwards after a prompt of p, without a cache and with one."""
     _require_count("--prompt", prompt, 0)
     _require_count("--decode", decode, 1)
-    if not isinstance(bandwidth, int | float) or not 0 < bandwidth < float("inf"):
-        raise ReportError(f"--bandwidth: given {bandwidth!r}; expected bytes per second above 0")
+    if not isinstance(bandwidth, int | float) or not 1 <= bandwidth < float("inf"):
+        raise ReportError(f"--bandwidth: given {bandwidth!r}; expected bytes per second, 1 or more")
     _require_full_attention(spec)
     num_parameters, accounting = accounting_parameters(spec, params)
 

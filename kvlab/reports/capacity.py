@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from kvlab import costs, kv_costs
-from kvlab.configs import hardware, model_index, preset_named
+from kvlab.configs import hardware, hardware_names, model_index, preset_named
 from kvlab.errors import KvlabError
 from kvlab.kv_formats import storage_format
 from kvlab.reports.kv import (
@@ -153,6 +153,11 @@ def ask_capacity(
     if card is not None:
         device = hardware(card)
         settings.setdefault("memory_bytes", device.driver_memory_bytes or device.memory_bytes)
+    if settings.get("memory_bytes") is None:
+        raise KvReportError(
+            f"memory_bytes: missing, and no card; expected bytes of memory, or a card out of "
+            f"{', '.join(hardware_names())}; give one"
+        )
     if settings.get("weight_bytes") is None:
         settings["weight_bytes"] = weight_bytes_of(spec, None if config is not None else model)
     return capacity_report(spec, **settings)

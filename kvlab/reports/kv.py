@@ -140,10 +140,12 @@ def kv_report(
 
 def models_report(kv_dtype: str = "bf16") -> list[dict]:
     """The table of all presets: bytes per token, and of one sequence at three contexts."""
-    width = storage_format(kv_dtype).bytes_per_element
+    storage = storage_format(kv_dtype)
+    width = storage.bytes_per_element
     rows = []
     for stem, facts in model_index().items():
         spec = find_model(stem)
+        require_whole_blocks(spec, storage)
         kinds: dict[str, int] = {}
         for layer in spec.layers:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
