@@ -65,7 +65,7 @@ class Engine:
     ) -> None:
         config = inputs.within_context(SchedulerConfig(**settings), model.spec)
         self.model, self.proposer, self.clock = model, proposer, clock
-        self.stop_token_ids = inputs.stop_tokens(eos_token_id)
+        self.stop_token_ids = inputs.stop_tokens(eos_token_id, model.spec.vocab_size)
         pool = BlockPool(num_blocks, block_size)
         manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
         self.scheduler = Scheduler(manager, config)
@@ -96,8 +96,9 @@ class Engine:
         Raises a RequestError or SequenceError that names what is wrong; nobody else notices.
         """
         prompt, arrival = inputs.token_list(prompt_token_ids), self.clock()
-        inputs.check_tokens(prompt, self.model.spec.vocab_size)
-        inputs.check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt)
+        vocab_size = self.model.spec.vocab_size
+        inputs.check_tokens(prompt, vocab_size)
+        inputs.check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt, vocab_size)
         request_id = self._free_name() if request_id is None else request_id
         request = Request(
             request_id,

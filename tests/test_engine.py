@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -275,8 +276,9 @@ def test_several_ids_may_end_every_request():
     for eos in (stops, sorted(stops), tuple(stops)):
         [output] = engine(eos_token_id=eos).generate([PROMPTS[3]], 15)
         assert output.token_ids == ALONE[3][: first + 1]
-    with pytest.raises(RequestError, match="eos_token_id"):
-        engine(eos_token_id="</s>")
+    for wrong in ("</s>", VOCAB, -1, [1, VOCAB], 2.0, True):  # no step would ever end at these
+        with pytest.raises(TokenOutOfRange, match="eos_token_id: token"):
+            engine(eos_token_id=wrong)
 
 
 @pytest.mark.parametrize(
@@ -313,6 +315,29 @@ def test_a_raising_callback_takes_its_own_requests_out_only():
     assert set(made.scheduler.requests) == {other.request_id}
     checked_run(made)
     assert other.token_ids == ALONE[1]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0)], ids=["greedy", "drawn"])
+def test_logits_without_a_number_are_named_and_others_go_on(number, params):
+    made = engine()
+    bad = made.add_request(PROMPTS[1], max_new_tokens=15, sampling=params)
+    good = made.add_request(PROMPTS[2], max_new_tokens=15)
+    run = made.runner.run
+
+    def poisoned(batch):
+        logits = run(batch).clone()
+        if bad.request_id in batch.request_ids:
+            logits[0] = number
+        return logits
+
+    made.runner.run = poisoned
+    for _ in range(2):
+        with pytest.raises(SamplingError, match=f"{bad.request_id}.*expected finite"):
+            made.step()
+    made.abort(bad.request_id)
+    checked_run(made)
+    assert bad.token_ids == [] and good.token_ids == ALONE[2]
 
 
 def test_a_failing_forward_can_be_stepped_again():
@@ -407,6 +432,7 @@ def test_padding_rows_change_no_logits_and_no_slot():
         {"cache_salt": b"x"},
         {"stop_token_ids": 5},
         {"stop_token_ids": [5.0]},
+        {"stop_token_ids": [VOCAB]},
         {"max_new_tokens": None},
         {"priority": "high"},
     ],
