@@ -104,16 +104,7 @@ class Wanted(NamedTuple):
 
 
 class Sampler:
-    """Samples for many requests at once; keeps each one's random numbers while it runs."""
-
-    def __init__(self) -> None:
-        self._generators: dict[str, torch.Generator] = {}
-        self._numbers: dict[str, list[float]] = {}
-
-    def forget(self, request_id: str) -> None:
-        """Drop a finished request's random numbers."""
-        self._generators.pop(request_id, None)
-        self._numbers.pop(request_id, None)
+    """Samples for many requests at once, and keeps nothing between two calls."""
 
     def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> dict[str, list[int]]:
         """Outputs of one step: agreed drafts and then one token for each request.
@@ -149,21 +140,18 @@ class Sampler:
         outputs: list[int] = []
         for row, draft in zip(rows, [*wanted.draft_token_ids, None], strict=True):
             cumulative = distribution(row, wanted.params).cumsum(-1).cpu()
-            point = cumulative[-1:] * self._number(wanted, wanted.num_outputs + len(outputs))
+            point = cumulative[-1:] * self._number(wanted.params, wanted.num_outputs + len(outputs))
             token = int(torch.searchsorted(cumulative, point, right=True))
             outputs.append(min(token, cumulative.numel() - 1))
             if outputs[-1] != draft:
                 break
         return outputs
 
-    def _number(self, wanted: Wanted, index: int) -> float:
-        """A request's random number for its output `index`, from 0 to below 1."""
-        name = wanted.request_id
-        if name not in self._generators:
-            self._generators[name] = torch.Generator().manual_seed(wanted.params.seed)
-        numbers = self._numbers.setdefault(name, [])
-        while len(numbers) <= index:
-            numbers.append(
-                float(torch.rand(1, generator=self._generators[name], dtype=torch.float64))
-            )
-        return numbers[index]
+    @staticmethod
+    def _number(params: SamplingParams, index: int) -> float:
+        """A request's random number for its output `index`, from 0 to below 1.
+
+        Drawn anew from the seed each time (microseconds), so that there is no state to lose.
+        """
+        generator = torch.Generator().manual_seed(params.seed)
+        return float(torch.rand(index + 1, generator=generator, dtype=torch.float64)[index])

@@ -174,6 +174,28 @@ def test_stream_yields_while_others_move_along():
     assert_empty(made.scheduler)
 
 
+def test_every_token_is_told_once_whoever_makes_the_step():
+    made, streamed = engine(proposer=NgramProposer()), {}
+
+    def tell(name, token):
+        streamed.setdefault(name, []).append(token)
+        if len(streamed) == 1 and len(streamed[name]) == 2:  # a callback may run prompts of its own
+            assert made.generate([PROMPTS[5]], 15)[0].token_ids == ALONE[5]
+
+    outputs = made.generate(PROMPTS[:3], 15, on_token=tell)
+    assert [streamed[output.request_id] for output in outputs] == ALONE[:3]
+
+
+def test_a_name_that_is_somebody_elses_by_now_is_not_aborted_with_the_stream():
+    made = engine()
+    tokens = made.stream(PROMPTS[2], request_id="x", max_new_tokens=1)
+    assert next(tokens) == ALONE[2][0]
+    second = made.add_request(PROMPTS[1], request_id="x", max_new_tokens=15)
+    tokens.close()
+    checked_run(made)
+    assert second.token_ids == ALONE[1]
+
+
 def test_end_of_sequence_stops_and_is_returned():
     stop = ALONE[3][4]
     first = ALONE[3].index(stop)

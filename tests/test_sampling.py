@@ -55,6 +55,9 @@ def test_the_same_seed_draws_the_same_and_rows_do_not_mix():
     together = Sampler().sample(rows, wanted)
     assert together["a"] == Sampler().sample(rows[:1], [Wanted("x", one)])["x"]
     assert together["b"] == Sampler().sample(rows[1:2], [Wanted("y", two)])["y"]
+    sampler = Sampler()  # a name says nothing, and nothing is kept of an earlier request
+    again = [sampler.sample(rows[:1], [Wanted("a", p)])["a"] for p in (two, one)]
+    assert again[1] == together["a"]
     assert together["c"] == [int(rows[2].argmax())]
 
 
