@@ -192,6 +192,7 @@ class Engine:
             output.token_ids += tokens
             output.first_token = now if output.first_token is None else output.first_token
             output.last_token = now
+            output.follow(entry.request)
             fresh[entry.request_id] = tokens
             if entry.request.finish_reason:
                 finished.append(self._finish(entry.request))
@@ -200,7 +201,7 @@ class Engine:
     def _finish(self, request: Request) -> RequestOutput:
         output = self._live.pop(request.request_id)
         del self._sampling[request.request_id]
-        output.close(request)
+        output.follow(request)
         return output
 
     # -- whole runs ---------------------------------------------------------------------

@@ -41,8 +41,8 @@ class RequestOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def close(self, request: Request) -> None:
-        """Take over why the request ended, and its counters."""
+    def follow(self, request: Request) -> None:
+        """Take over the request's counters, and why it ended if it has."""
         self.finish_reason = request.finish_reason
         self.num_cached_tokens = request.num_hit_tokens
         self.num_preemptions = request.num_preemptions

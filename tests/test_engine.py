@@ -223,6 +223,10 @@ def test_counters_of_hits_and_preemptions():
     made.generate([PROMPTS[3]], 2)
     [again] = made.generate([PROMPTS[3]], 2)
     assert again.num_cached_tokens == (len(PROMPTS[3]) - 1) // 4 * 4
+    running = made.add_request(PROMPTS[3], max_new_tokens=2)
+    made.step()
+    assert running.num_cached_tokens == again.num_cached_tokens and not running.finished
+    checked_run(made)
     tight = engine(num_blocks=12, prefix_caching=False)
     outputs = tight.generate(PROMPTS, 15)
     assert sum(o.num_preemptions for o in outputs) == tight.scheduler.stats.num_preemptions > 0
