@@ -279,6 +279,12 @@ def test_kvlab_model_names_a_folder(tiny_folder, monkeypatch):
     assert loaded.decode(loaded.encode(text)) == text
 
 
+@pytest.mark.parametrize(("eos", "ids"), [(9, (2, 3, 9)), ([3, 9], (2, 3, 9)), (None, (2, 3))])
+def test_the_end_of_a_turn_may_stand_in_the_generation_config(tiny_folder, eos, ids):
+    (tiny_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert checkpoint.load(str(tiny_folder)).eos_token_ids == ids
+
+
 def test_weights_in_several_files(tiny_folder):
     whole = checkpoint.read_weights(tiny_folder)
     names = sorted(whole)
@@ -308,7 +314,7 @@ def test_files_that_are_damaged_are_named(tiny_folder, text):
         checkpoint.load(str(tiny_folder))
     (tiny_folder / store.STAMP).write_text(text)
     assert store.read_stamp(tiny_folder) is None
-    for name in ("tokenizer.json", "config.json"):
+    for name in ("tokenizer.json", "generation_config.json", "config.json"):
         (tiny_folder / name).write_text("{")
         with pytest.raises(checkpoint.NotACheckpoint, match="cannot be read"):
             checkpoint.load(str(tiny_folder))

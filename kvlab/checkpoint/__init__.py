@@ -104,6 +104,17 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def read_eos(folder: Path, config: dict) -> tuple[int, ...]:
+    """Every id that ends a text. Chat models name the end of a turn in generation_config.json."""
+    generation = folder / "generation_config.json"
+    texts = [generation.read_text(encoding="utf-8")] if generation.is_file() else []
+    found: list[int] = []
+    for each in (config, *map(json.loads, texts)):
+        eos = each.get("eos_token_id")
+        found += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return tuple(dict.fromkeys(found))
+
+
 def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Load a checkpoint, fetching it first where it is missing. `name` is as for `fetch`."""
     folder = fetch(name)
@@ -113,13 +124,13 @@ def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpo
                                  "config.json, tokenizer.json and model.safetensors.")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        eos_token_ids = read_eos(folder, config)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers raises nothing more special
-        raise NotACheckpoint(f"config.json or tokenizer.json in {folder} cannot be read ({error}). "
-                             "Fetch that file again.") from error
+        raise NotACheckpoint(f"config.json, generation_config.json or tokenizer.json in {folder} "
+                             f"cannot be read ({error}). Fetch that file again.") from error
     weights = {key: tensor.to(dtype) for key, tensor in read_weights(folder).items()}
     spec = read_config(config, name=folder.name)
-    eos = config.get("eos_token_id")
     stamp = read_stamp(folder)
     return Checkpoint(
         spec=spec,
@@ -127,7 +138,7 @@ def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpo
         tokenizer=tokenizer,
         source=stamp["source"] if stamp else f"the weights in the folder {folder.name}",
         folder=folder,
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_token_ids=eos_token_ids,
     )
 
 
