@@ -8,7 +8,7 @@ from kvlab.block_tables import BlockManager
 from kvlab.blocks import blocks_for, is_whole
 from kvlab.policy import Admission, SchedulerConfig
 from kvlab.prefix import PrefixHit
-from kvlab.request import NeverFits, Request, RequestError
+from kvlab.request import NeverFits, Request, RequestError, Status
 from kvlab.schedule import Reason, clamp_new_tokens, num_new_tokens
 
 
@@ -23,26 +23,23 @@ def refuse_what_never_fits(
     chunking off the whole text must fit one step: after a preemption, prompt and outputs are
     computed again in one piece.
     """
-    outputs, priority = request.max_new_tokens, request.priority
+    outputs = request.max_new_tokens
     if not is_whole(outputs, 1):
         raise RequestError(
             f"request {request.request_id!r}: max_new_tokens={outputs!r}, expected a whole number, "
             f"1 or more"
         )
-    if not isinstance(priority, int | float) or priority != priority:  # NaN is not itself
+    for name, place in (("priority", request.priority), ("arrival", request.arrival)):
+        if not isinstance(place, int | float) or place != place:  # NaN is not itself
+            raise RequestError(
+                f"request {request.request_id!r}: {name}={place!r}, expected a number (the "
+                f"smaller, the sooner)"
+            )
+    if request.status != Status.NEW or request.block_table:
         raise RequestError(
-            f"request {request.request_id!r}: priority={priority!r}, expected a number (the "
-            f"smaller, the sooner)"
-        )
-    if request.finish_reason is not None:
-        raise RequestError(
-            f"request {request.request_id!r} has ended already ({request.finish_reason}); make a "
-            f"new Request from its tokens"
-        )
-    if request.block_table or request.num_computed_tokens:
-        raise RequestError(
-            f"request {request.request_id!r} holds {len(request.block_table)} blocks already; "
-            f"expected one that runs nowhere: make a new Request from its tokens"
+            f"request {request.request_id!r} is {request.status} and holds "
+            f"{len(request.block_table)} blocks; expected one that was never added, here or "
+            f"elsewhere: make a new Request from its tokens"
         )
     longest = request.max_computed_tokens
     one_step = None if config.enable_chunked_prefill else config.max_num_batched_tokens

@@ -48,10 +48,11 @@ def forward_mode(num_scheduled: Sequence[int]) -> ForwardMode:
 
     A prompt of one token, or a last chunk of one, is a DECODE: for the kernel it is the same work.
     """
-    if not num_scheduled:
+    counts = [count for count in num_scheduled if count]  # who brings nothing shapes nothing
+    if not counts:
         return ForwardMode.IDLE
-    singles = sum(count == 1 for count in num_scheduled)
-    if singles == len(num_scheduled):
+    singles = sum(count == 1 for count in counts)
+    if singles == len(counts):
         return ForwardMode.DECODE
     return ForwardMode.EXTEND if singles == 0 else ForwardMode.MIXED
 
@@ -184,6 +185,11 @@ def build_batch(schedule: Schedule, pad_to: int = 0) -> Batch:
     tables = [list(entry.block_ids) for entry in entries]
     rows, positions = request_indices(counts), token_positions(computed, counts)
     ends = cumulative(counts)
+    if 0 < pad_to < len(entries):
+        raise BatchError(
+            f"pad_to={pad_to} with {len(entries)} requests; expected {len(entries)} or more, or 0 "
+            f"for no padding"
+        )
     padding = max(pad_to - len(entries), 0)
     if padding and any(count != 1 for count in counts):
         raise BatchError(

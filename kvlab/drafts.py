@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 
+from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
 from kvlab.request import RequestError
 
@@ -32,10 +34,12 @@ class NgramProposer:
     min_ngram: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_drafts < 1 or not 1 <= self.min_ngram <= self.max_ngram:
+        settings = (self.num_drafts, self.min_ngram, self.max_ngram)
+        if not all(is_whole(value, 1) for value in settings) or self.min_ngram > self.max_ngram:
             raise DraftError(
-                f"num_drafts={self.num_drafts}, min_ngram={self.min_ngram}, "
-                f"max_ngram={self.max_ngram}; expected num_drafts >= 1 and 1 <= min <= max"
+                f"num_drafts={self.num_drafts!r}, min_ngram={self.min_ngram!r}, "
+                f"max_ngram={self.max_ngram!r}; expected whole numbers, num_drafts >= 1 and "
+                f"1 <= min <= max"
             )
 
     def propose(self, token_ids: Sequence[int], limit: int | None = None) -> list[int]:
@@ -125,6 +129,16 @@ def computed_after(num_computed: int, num_drafts: int, num_outputs: int) -> int:
             f"{num_outputs} outputs from {scheduled} rows; expected at most one output a row"
         )
     return num_computed + scheduled - (scheduled - num_outputs)
+
+
+def draft_list(request_id: str, token_ids: Sequence[int]) -> list[int]:
+    """Drafts as a list of their own. Raises DraftError for what is no row of token ids."""
+    try:
+        return [index(token) for token in token_ids]
+    except TypeError:
+        raise DraftError(
+            f"{request_id!r} was given the drafts {token_ids!r:.80}; expected a list of token ids"
+        ) from None
 
 
 def check_outputs(request_id: str, sampled: Mapping[str, Sequence[int]], num_drafts: int) -> None:

@@ -21,7 +21,8 @@ from kvlab.batch import build_batch
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.drafts import NgramProposer
-from kvlab.engine_outputs import RequestOutput, StepResult, idle_step
+from kvlab.engine_interrupts import interrupts_held
+from kvlab.engine_outputs import RequestOutput, StepResult, new_tokens, raise_if_stuck
 from kvlab.engine_runner import ModelRunner
 from kvlab.model import Decoder
 from kvlab.paged_attention import PagedAttention
@@ -65,7 +66,7 @@ class Engine:
     ) -> None:
         config = inputs.within_context(SchedulerConfig(**settings), model.spec)
         self.model, self.proposer, self.clock = model, proposer, clock
-        self.stop_token_ids = inputs.stop_tokens(eos_token_id)
+        self.stop_token_ids = inputs.stop_tokens(eos_token_id, model.spec.vocab_size)
         pool = BlockPool(num_blocks, block_size)
         manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
         self.scheduler = Scheduler(manager, config)
@@ -96,8 +97,9 @@ class Engine:
         Raises a RequestError or SequenceError that names what is wrong; nobody else notices.
         """
         prompt, arrival = inputs.token_list(prompt_token_ids), self.clock()
-        inputs.check_tokens(prompt, self.model.spec.vocab_size)
-        inputs.check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt)
+        vocab_size = self.model.spec.vocab_size
+        inputs.check_tokens(prompt, vocab_size)
+        inputs.check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt, vocab_size)
         request_id = self._free_name() if request_id is None else request_id
         request = Request(
             request_id,
@@ -108,10 +110,11 @@ class Engine:
             adapter=adapter,
             cache_salt=cache_salt,
         )
-        self.scheduler.add(request)
         output = RequestOutput(request_id, prompt, arrival=arrival)
-        self._live[request_id] = output
-        self._sampling[request_id] = sampling or SamplingParams()
+        with interrupts_held():
+            self.scheduler.add(request)
+            self._live[request_id] = output
+            self._sampling[request_id] = sampling or SamplingParams()
         return output
 
     def _free_name(self) -> str:
@@ -120,6 +123,7 @@ class Engine:
             if name not in self._live:
                 return name
 
+    @interrupts_held()
     def abort(self, request_id: str) -> RequestOutput:
         """Stop a request, waiting or running, and give its blocks back."""
         return self._finish(self.scheduler.abort(request_id))
@@ -134,24 +138,27 @@ class Engine:
         """schedule -> prepare -> execute -> sample -> update, once.
 
         If it raises, no request has gained or lost a token: the next step does the same again.
+        An interrupt waits while decisions and results are booked, and leaves the step done or not.
         """
         self._propose()
-        schedule = self.scheduler.schedule()
-        self._owed_copies += schedule.block_copies
+        with interrupts_held():
+            schedule = self.scheduler.schedule()
+            self._owed_copies += schedule.block_copies
+        raise_if_stuck(schedule)
         batch = build_batch(schedule)
         record = None if self.trace is None else step_record(schedule, batch, self.scheduler)
-        if schedule.is_idle:
-            result = idle_step(schedule)
-        else:
+        sampled: dict[str, list[int]] = {}
+        if not schedule.is_idle:
             self.runner.cache.copy_blocks(self._owed_copies)
             logits = self.runner.run(batch)
             sampled = self.sampler.sample(logits, self._wanted(schedule))
-            now = self.clock()  # all that can fail comes before update(), which counts the tokens
+        now = self.clock()  # all that can fail comes before update(), which counts the tokens
+        with interrupts_held():
             kept = self.scheduler.update(schedule, sampled)
             result = StepResult(schedule, *self._deliver(schedule, kept, now))
-        if self.trace is not None and record is not None:
-            add_outputs(record, result.new_tokens)
-            self.trace.append(record)
+            if self.trace is not None and record is not None:
+                add_outputs(record, result.new_tokens)
+                self.trace.append(record)
         return result
 
     def _propose(self) -> None:
@@ -185,6 +192,7 @@ class Engine:
             output.token_ids += tokens
             output.first_token = now if output.first_token is None else output.first_token
             output.last_token = now
+            output.follow(entry.request)
             fresh[entry.request_id] = tokens
             if entry.request.finish_reason:
                 finished.append(self._finish(entry.request))
@@ -193,8 +201,7 @@ class Engine:
     def _finish(self, request: Request) -> RequestOutput:
         output = self._live.pop(request.request_id)
         del self._sampling[request.request_id]
-        self.sampler.forget(request.request_id)
-        output.close(request)
+        output.follow(request)
         return output
 
     # -- whole runs ---------------------------------------------------------------------
@@ -225,19 +232,13 @@ class Engine:
             for prompt, limit, param in zip(prompts, limits, params, strict=True):
                 outputs.append(self.add_request(prompt, max_new_tokens=limit, sampling=param))
             with tqdm(total=len(outputs), disable=hide, unit="request") as bar:
-                mine = {output.request_id for output in outputs}
-                while not all(output.finished for output in outputs):
-                    result = self.step()
-                    for request_id, tokens in result.new_tokens.items():
-                        for token in tokens:
-                            if on_token is not None and request_id in mine:
-                                on_token(request_id, token)
-                    bar.update(sum(done.request_id in mine for done in result.finished))
-        except BaseException:
-            for output in outputs:
-                if output.request_id in self._live:
-                    self.abort(output.request_id)
-            raise
+                for fresh in new_tokens(outputs, self.step):
+                    if on_token is not None:
+                        for request_id, token in fresh:
+                            on_token(request_id, token)
+                    bar.update(sum(output.finished for output in outputs) - bar.n)
+        finally:
+            self._abort_unfinished(outputs)
         return outputs
 
     def stream(self, prompt_token_ids: Sequence[int], **request) -> Iterator[int]:
@@ -247,13 +248,12 @@ class Engine:
         """
         output = self.add_request(prompt_token_ids, **request)
         try:
-            seen = 0
-            while seen < len(output.token_ids) or not output.finished:
-                if seen == len(output.token_ids):
-                    self.step()
-                    continue
-                yield output.token_ids[seen]
-                seen += 1
+            for fresh in new_tokens([output], self.step):
+                yield from (token for _, token in fresh)
         finally:
-            if output.request_id in self._live:
+            self._abort_unfinished([output])
+
+    def _abort_unfinished(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            if not output.finished:  # a name alone may be somebody else's by now
                 self.abort(output.request_id)

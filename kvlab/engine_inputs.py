@@ -17,7 +17,7 @@ class TokenOutOfRange(RequestError):
     """A token that the model's vocabulary does not have."""
 
 
-def check_tokens(token_ids: Sequence[int], vocab_size: int, what: str = "prompt") -> None:
+def check_tokens(token_ids: Iterable[int], vocab_size: int, what: str = "prompt") -> None:
     """Raise TokenOutOfRange unless every token is a whole number from 0 to vocab_size - 1."""
     for index, token in enumerate(token_ids):
         if not (is_whole(token, 0) and token < vocab_size):
@@ -45,13 +45,15 @@ def prompt_list(prompts: object) -> list:
     return list(prompts)
 
 
-def stop_tokens(eos: int | Collection[int] | None) -> tuple[int, ...]:
-    """The ids that end every request: none, one or several (as some configs list them)."""
+def stop_tokens(eos: int | Collection[int] | None, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end every request: none, one or several (as some configs list them).
+
+    Raises TokenOutOfRange for one that the model can never sample: nothing would ever stop.
+    """
     if eos is None:
         return ()
     stops = tuple(eos) if isinstance(eos, Collection) else (eos,)
-    if not all(isinstance(stop, int) for stop in stops):
-        raise RequestError(f"eos_token_id={eos!r}; expected a token id, several of them, or None")
+    check_tokens(stops, vocab_size, "eos_token_id:")
     return stops
 
 
@@ -72,7 +74,12 @@ def within_context(config: SchedulerConfig, spec: ModelSpec) -> SchedulerConfig:
 
 
 def check_fields(
-    request_id: object, sampling: object, stops: Sequence[int], adapter: object, salt: object
+    request_id: object,
+    sampling: object,
+    stops: Sequence[int],
+    adapter: object,
+    salt: object,
+    vocab_size: int,
 ) -> None:
     """Raise RequestError for a setting that would only fail in a later step, and for everybody."""
     named = {"request_id": request_id, "adapter": adapter, "cache_salt": salt}
@@ -81,8 +88,9 @@ def check_fields(
             raise RequestError(f"{name}={value!r}; expected text, or None")
     if sampling is not None and not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling={sampling!r}; expected SamplingParams(...), or None: greedy")
-    if not isinstance(stops, Collection) or not all(isinstance(stop, int) for stop in stops):
+    if not isinstance(stops, Collection):
         raise RequestError(f"stop_token_ids={stops!r}; expected a list of token ids")
+    check_tokens(stops, vocab_size, "stop_token_ids:")
 
 
 def one_for_each(value: Any, count: int) -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvlab.errors import KvlabError
@@ -40,8 +41,8 @@ class RequestOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def close(self, request: Request) -> None:
-        """Take over why the request ended, and its counters."""
+    def follow(self, request: Request) -> None:
+        """Take over the request's counters, and why it ended if it has."""
         self.finish_reason = request.finish_reason
         self.num_cached_tokens = request.num_hit_tokens
         self.num_preemptions = request.num_preemptions
@@ -71,16 +72,34 @@ class StepResult:
     finished: list[RequestOutput] = field(default_factory=list)
 
 
-def idle_step(schedule: Schedule) -> StepResult:
-    """The result of a step that ran nothing, because nobody is there.
+def raise_if_stuck(schedule: Schedule) -> None:
+    """A step may run nothing where nobody is there. Raises EngineStuck where somebody is.
 
-    Raises EngineStuck if somebody is: a caller that steps until the engine is empty would never
-    come to an end.
+    A caller that steps until the engine is empty would never come to an end.
     """
-    if schedule.reasons:
+    if schedule.is_idle and schedule.reasons:
         reasons = ", ".join(f"{name}: {why}" for name, why in list(schedule.reasons.items())[:8])
         raise EngineStuck(
             f"no request can move ({reasons}), and nothing will change that: expected at least one "
             f"to run. Its counters were changed from outside; abort() it"
         )
-    return StepResult(schedule)
+
+
+def new_tokens(
+    outputs: Sequence[RequestOutput], step: Callable[[], object]
+) -> Iterator[list[tuple[str, int]]]:
+    """Step until these are done; their new (request_id, token_id), whoever made the steps."""
+    told = [0] * len(outputs)
+    while True:
+        fresh = [
+            (output.request_id, token)
+            for output, seen in zip(outputs, told, strict=True)
+            for token in output.token_ids[seen:]
+        ]
+        told = [len(output.token_ids) for output in outputs]
+        if fresh:
+            yield fresh
+        elif all(output.finished for output in outputs):
+            return
+        else:
+            step()

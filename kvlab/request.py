@@ -26,8 +26,9 @@ class NeverFits(RequestError):
 
 
 class Status(StrEnum):
-    """Where a request stands. Preempted ones wait like new ones, with their outputs kept."""
+    """Where a request stands. Preempted ones wait like others, with their outputs kept."""
 
+    NEW = "new"  # not added yet
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -80,7 +81,7 @@ class Request(Sequence):
     @property
     def is_active(self) -> bool:
         """Waiting or running: still the scheduler's business."""
-        return self.status not in (Status.FINISHED, Status.ABORTED)
+        return self.status not in (Status.NEW, Status.FINISHED, Status.ABORTED)
 
     def accept_outputs(self, token_ids: list[int], step: int) -> list[int]:
         """Append sampled tokens up to a stop token or the limit; returns those that were kept."""

@@ -8,6 +8,7 @@ not on drafts (one that was wrong used up no number) and not on a step that fail
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from kvlab.errors import KvlabError
 
 
 class SamplingError(KvlabError):
-    """Sampling parameters that mean nothing."""
+    """Sampling parameters that mean nothing, or logits that no token can be sampled from."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SamplingParams:
     """How one request samples. The default is greedy.
 
     temperature   0: greedy (the rest is ignored); else logits are divided by it
-    top_k         keep the k likeliest tokens; 0 keeps all
+    top_k         keep the k likeliest tokens, of equal ones the smaller ids; 0 keeps all
     top_p         keep the likeliest tokens until they hold this much probability, the one that
                   crosses the line included; 1 keeps all
     seed          of this request's random numbers
@@ -42,7 +43,7 @@ class SamplingParams:
         checks = (
             (
                 "temperature",
-                _is_number(self.temperature) and 0 <= self.temperature < math.inf,
+                _is_number(self.temperature) and 0 <= self.temperature <= sys.float_info.max,
                 "a number, 0 or more",
             ),
             ("top_k", _is_whole(self.top_k) and self.top_k >= 0, "a whole number, 0 or more"),
@@ -71,11 +72,15 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
     Temperature first, then top-k, then top-p. Tokens that are cut have probability 0.
     """
+    if params.is_greedy:
+        return torch.nn.functional.one_hot(logits.argmax(), logits.numel()).double()
     # The largest becomes 0 first, so that no temperature, however small, makes it infinite.
     scaled = (logits.double() - logits.max()) / params.temperature
     if 0 < params.top_k < scaled.numel():
         kth = scaled.topk(params.top_k).values[-1]
+        num_above, tied = int((scaled > kth).sum()), (scaled == kth).nonzero().flatten()
         scaled = scaled.masked_fill(scaled < kth, -math.inf)
+        scaled[tied[params.top_k - num_above :]] = -math.inf  # bf16 ties often
     probs = scaled.softmax(-1)
     if params.top_p < 1:
         ordered, order = probs.sort(descending=True, stable=True)
@@ -99,28 +104,30 @@ class Wanted(NamedTuple):
 
 
 class Sampler:
-    """Samples for many requests at once; keeps each one's random numbers while it runs."""
-
-    def __init__(self) -> None:
-        self._generators: dict[str, torch.Generator] = {}
-        self._numbers: dict[str, list[float]] = {}
-
-    def forget(self, request_id: str) -> None:
-        """Drop a finished request's random numbers."""
-        self._generators.pop(request_id, None)
-        self._numbers.pop(request_id, None)
+    """Samples for many requests at once, and keeps nothing between two calls."""
 
     def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> dict[str, list[int]]:
         """Outputs of one step: agreed drafts and then one token for each request.
 
         logits   [rows, vocab], request by request in the order of wanted
 
-        The same call gives the same outputs again, whatever came between.
+        The same call gives the same outputs again, whatever came between. Raises SamplingError.
         """
-        greedy = logits.argmax(-1).tolist()
+        num_rows = sum(1 + len(each.draft_token_ids) for each in wanted)
+        if len(logits) != num_rows:
+            raise SamplingError(
+                f"{len(logits)} rows of logits; expected {num_rows}: one for each request, and one "
+                f"for each draft"
+            )
+        best, greedy = (column.tolist() for column in logits.max(-1))
         outputs, row = {}, 0
         for each in wanted:
             stop = row + 1 + len(each.draft_token_ids)
+            if not all(map(math.isfinite, best[row:stop])):  # argmax would still name one
+                raise SamplingError(
+                    f"request {each.request_id!r}: its largest logit is {best[row:stop]}; expected "
+                    f"finite numbers. Look for NaN in weights and cache; abort() lets others go on"
+                )
             if each.params.is_greedy:
                 outputs[each.request_id] = accept(each.draft_token_ids, greedy[row:stop])
             else:
@@ -133,21 +140,18 @@ class Sampler:
         outputs: list[int] = []
         for row, draft in zip(rows, [*wanted.draft_token_ids, None], strict=True):
             cumulative = distribution(row, wanted.params).cumsum(-1).cpu()
-            point = cumulative[-1:] * self._number(wanted, wanted.num_outputs + len(outputs))
+            point = cumulative[-1:] * self._number(wanted.params, wanted.num_outputs + len(outputs))
             token = int(torch.searchsorted(cumulative, point, right=True))
             outputs.append(min(token, cumulative.numel() - 1))
             if outputs[-1] != draft:
                 break
         return outputs
 
-    def _number(self, wanted: Wanted, index: int) -> float:
-        """A request's random number for its output `index`, from 0 to below 1."""
-        name = wanted.request_id
-        if name not in self._generators:
-            self._generators[name] = torch.Generator().manual_seed(wanted.params.seed)
-        numbers = self._numbers.setdefault(name, [])
-        while len(numbers) <= index:
-            numbers.append(
-                float(torch.rand(1, generator=self._generators[name], dtype=torch.float64))
-            )
-        return numbers[index]
+    @staticmethod
+    def _number(params: SamplingParams, index: int) -> float:
+        """A request's random number for its output `index`, from 0 to below 1.
+
+        Drawn anew from the seed each time (microseconds), so that there is no state to lose.
+        """
+        generator = torch.Generator().manual_seed(params.seed)
+        return float(torch.rand(index + 1, generator=generator, dtype=torch.float64)[index])

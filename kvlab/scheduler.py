@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 
 from kvlab.admission import first_share, refuse_what_never_fits
 from kvlab.block_tables import BlockManager
-from kvlab.drafts import check_outputs, computed_after
+from kvlab.drafts import check_outputs, computed_after, draft_list
 from kvlab.policy import HeadOfLine, Order, SchedulerConfig
 from kvlab.request import DuplicateRequest, Request, RequestError, Status, UnknownRequest
 from kvlab.schedule import (
@@ -68,7 +68,8 @@ class Scheduler:
     def set_drafts(self, request_id: str, token_ids: Seq[int]) -> None:
         """Guesses to verify with the next token; cut so that no output can be too many."""
         request = self._known(request_id)
-        request.draft_token_ids = list(token_ids)[: max(request.num_outputs_left - 1, 0)]
+        drafts = draft_list(request_id, token_ids)
+        request.draft_token_ids = drafts[: max(request.num_outputs_left - 1, 0)]
 
     @property
     def has_requests(self) -> bool:
@@ -99,13 +100,14 @@ class Scheduler:
             request = entry.request
             if request.status != Status.RUNNING:
                 continue
-            num_drafts, outputs = len(entry.draft_token_ids), []
+            num_drafts, verified, outputs = len(entry.draft_token_ids), [], []
             computed = entry.seq_len
             if entry.samples:
-                outputs = request.accept_outputs(list(sampled[entry.request_id]), schedule.step)
+                verified = list(sampled[entry.request_id])
+                outputs = request.accept_outputs(verified, schedule.step)
                 computed = computed_after(entry.seq_len - 1 - num_drafts, num_drafts, len(outputs))
                 request.draft_token_ids = []
-            self.stats.record_share(entry, len(outputs))
+            self.stats.record_share(entry, len(verified))
             self.manager.mark_computed(request, computed - request.num_computed_tokens)
             request.high_water = max(request.high_water, computed)
             kept[entry.request_id] = outputs
@@ -230,10 +232,10 @@ class Scheduler:
 
     # -- shared -------------------------------------------------------------------------
 
-    def place_in_line(self, request: Request) -> tuple[int, int]:
+    def place_in_line(self, request: Request) -> tuple[float, float, int]:
         """Place in line: smaller is served earlier and preempted later."""
         urgency = request.priority if self.config.order is Order.PRIORITY else 0
-        return urgency, request.order
+        return urgency, request.arrival, request.order
 
     def _leave(self, request: Request, status: Status) -> None:
         """Out of both queues; blocks go back to the pool, full ones stay cached."""

@@ -45,7 +45,7 @@ class SchedulerStats:
         self.num_preemptions += 1
 
     def record_share(self, entry: ScheduledRequest, num_outputs: int) -> None:
-        """A share was computed and led to this many outputs."""
+        """A share was computed and led to this many outputs, those past a stop token included."""
         request, num_drafts = entry.request, len(entry.draft_token_ids)
         num_accepted = min(max(num_outputs - 1, 0), num_drafts)
         self.num_scheduled_tokens += entry.num_tokens

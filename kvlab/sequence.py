@@ -79,7 +79,7 @@ class Sequence:
     num_published_blocks: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
-    status: str = field(init=False, default="waiting")
+    status: str = field(init=False, default="new")
     draft_token_ids: list[int] = field(init=False, default_factory=list)
     num_placeholders: int = field(init=False, default=0)
 
@@ -88,13 +88,19 @@ class Sequence:
             raise SequenceError(
                 f"request {self.request_id!r} has text for a prompt; expected token ids: encode it"
             )
-        if not self.prompt_token_ids:
+        try:
+            self.token_ids = [index(token) for token in self.prompt_token_ids]
+        except TypeError:
+            raise SequenceError(
+                f"request {self.request_id!r} has the prompt {self.prompt_token_ids!r:.80}; "
+                f"expected a row of token ids, all of them whole numbers"
+            ) from None
+        if not self.token_ids:
             raise SequenceError(
                 f"request {self.request_id!r} has an empty prompt; give it at least one token"
             )
         self._check_fields()
-        self.prompt_token_ids = list(self.prompt_token_ids)
-        self.token_ids = list(self.prompt_token_ids)
+        self.prompt_token_ids = list(self.token_ids)
         self.num_prompt_tokens = len(self.token_ids)
 
     def _check_fields(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from kvlab.batch import build_batch
 from kvlab.block_tables import BlockManager
-from kvlab.blocks import BlockPool
+from kvlab.blocks import BlockPool, is_whole
 from kvlab.errors import KvlabError
 from kvlab.policy import SchedulerConfig
 from kvlab.request import Request
@@ -200,19 +200,24 @@ def schedule_trace(
     prefix_caching: bool = True,
 ) -> dict:
     """`simulate` for the widget: JSON in, JSON out, with limits on the size of the question."""
-    if not 1 <= len(arrivals) <= MAX_REQUESTS:
-        raise SimulationError(f"{len(arrivals)} requests; expected 1 to {MAX_REQUESTS}")
+    if not isinstance(arrivals, list | tuple) or not 1 <= len(arrivals) <= MAX_REQUESTS:
+        raise SimulationError(f"requests {arrivals!r:.80}; expected a list of 1 to {MAX_REQUESTS}")
+    for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
+        if not is_whole(size, 1) or size > MAX_TOKENS:
+            raise SimulationError(f"{name}={size!r}; expected a whole number up to {MAX_TOKENS}")
     try:
         workload = [Arrival(**arrival) for arrival in arrivals]
         config = SchedulerConfig(**settings)
     except TypeError as error:
         raise SimulationError(f"an unknown or missing field: {error}") from None
     for arrival in workload:
-        numbers = (arrival.step, arrival.prompt, arrival.outputs, arrival.shared)
-        if any(not isinstance(n, int) or not 0 <= n <= MAX_TOKENS for n in numbers):
+        if not isinstance(arrival.id, str):
+            raise SimulationError(f"request {arrival.id!r}: expected text for a name")
+        numbers = (arrival.step, arrival.prompt, arrival.outputs, arrival.shared, arrival.group)
+        if any(not is_whole(n, 0) or n > MAX_TOKENS for n in numbers):
             raise SimulationError(
-                f"request {arrival.id!r}: step, prompt, outputs and shared are {numbers}; expected "
-                f"whole numbers from 0 to {MAX_TOKENS}"
+                f"request {arrival.id!r}: step, prompt, outputs, shared and group are {numbers}; "
+                f"expected whole numbers from 0 to {MAX_TOKENS}"
             )
     return simulate(
         workload,

@@ -84,6 +84,8 @@ def test_page_03_one_block_size_for_prefill_and_decode():
         ([1, 1], ForwardMode.DECODE),
         ([5, 2], ForwardMode.EXTEND),
         ([1, 5], ForwardMode.MIXED),
+        ([0, 0], ForwardMode.IDLE),
+        ([0, 1], ForwardMode.DECODE),
     ],
 )
 def test_modes_are_read_off_the_query_lengths(counts, mode):
@@ -128,11 +130,16 @@ def test_lists_of_different_steps_are_named():
             call()
 
 
-def test_padding_is_for_decode_steps():
+def test_padding_is_for_decode_steps_with_no_more_requests_than_rows():
     scheduler = make_scheduler()
-    scheduler.add(request("a", 4, 4))
+    for name in "abc":
+        scheduler.add(request(name, 4, 4))
+    schedule = scheduler.schedule()
     with pytest.raises(BatchError, match="DECODE"):
-        build_batch(scheduler.schedule(), pad_to=4)
+        build_batch(schedule, pad_to=4)
+    with pytest.raises(BatchError, match="pad_to=2 with 3 requests; expected 3 or more"):
+        build_batch(schedule, pad_to=2)
+    assert build_batch(schedule, pad_to=3) == build_batch(schedule)
 
 
 def test_a_table_that_is_too_short_is_named():

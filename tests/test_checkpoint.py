@@ -163,6 +163,14 @@ def test_disk_full_in_a_program_it_starts_is_told_apart():
     assert isinstance(other, store.ConversionFailed) and "last line" in str(other)
 
 
+@pytest.mark.parametrize(
+    "line", ["/usr/bin/python3: No module named pip", "ModuleNotFoundError: No module named 'gguf'"])
+def test_a_missing_package_is_not_called_a_missing_network(line):
+    found = download.failure(f"Traceback\n{line}\n", store.Offline("Connect to a network."))
+    assert not isinstance(found, store.Offline) and "Connect" not in str(found)
+    assert f"lacks the package {line.split()[-1].strip(chr(39))}. Install it" in str(found)
+
+
 def test_a_file_that_is_no_gguf(works, model, cache, monkeypatch):
     monkeypatch.undo()
     out = cache / "out"
@@ -271,6 +279,12 @@ def test_kvlab_model_names_a_folder(tiny_folder, monkeypatch):
     assert loaded.decode(loaded.encode(text)) == text
 
 
+@pytest.mark.parametrize(("eos", "ids"), [(9, (2, 3, 9)), ([3, 9], (2, 3, 9)), (None, (2, 3))])
+def test_the_end_of_a_turn_may_stand_in_the_generation_config(tiny_folder, eos, ids):
+    (tiny_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert checkpoint.load(str(tiny_folder)).eos_token_ids == ids
+
+
 def test_weights_in_several_files(tiny_folder):
     whole = checkpoint.read_weights(tiny_folder)
     names = sorted(whole)
@@ -291,6 +305,19 @@ def test_a_folder_without_a_file(tiny_folder, name):
     (tiny_folder / name).unlink()
     with pytest.raises(checkpoint.NotACheckpoint, match=name.replace(".", r"\.")):
         checkpoint.load(str(tiny_folder))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"weight_map": []}', '{"weight_map": {"a": 5}}'])
+def test_files_that_are_damaged_are_named(tiny_folder, text):
+    (tiny_folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(checkpoint.NotACheckpoint, match="could not be read"):
+        checkpoint.load(str(tiny_folder))
+    (tiny_folder / store.STAMP).write_text(text)
+    assert store.read_stamp(tiny_folder) is None
+    for name in ("tokenizer.json", "generation_config.json", "config.json"):
+        (tiny_folder / name).write_text("{")
+        with pytest.raises(checkpoint.NotACheckpoint, match="cannot be read"):
+            checkpoint.load(str(tiny_folder))
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./missing", "a/b/c", "org/"])

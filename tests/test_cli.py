@@ -56,6 +56,9 @@ def test_cost_of_a_config_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
+        ([], "`kvlab --help` lists"),
+        (["cost"], "`kvlab cost --help` lists"),
+        (["guess"], "`kvlab --help` lists"),
         (["cost", "no-such-model"], "no-such-model"),
         (["cost", "llama-3-8b", "--decode", "0"], "--decode"),
         (["cost", "llama-3-8b", "--params", "lots"], "--params"),

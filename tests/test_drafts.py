@@ -62,6 +62,7 @@ def test_bad_counts_are_named():
         rollback(2, 3)
     with pytest.raises(DraftError, match="outputs"):
         computed_after(10, 1, 3)
-    for settings in ({"num_drafts": 0}, {"min_ngram": 0}, {"min_ngram": 4}):
+    wrong = ({"num_drafts": 0}, {"num_drafts": "3"}, {"num_drafts": 2.5}, {"max_ngram": None})
+    for settings in (*wrong, {"min_ngram": 0}, {"min_ngram": 4}):
         with pytest.raises(DraftError, match="expected"):
             NgramProposer(**settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -173,6 +174,28 @@ def test_stream_yields_while_others_move_along():
     assert_empty(made.scheduler)
 
 
+def test_every_token_is_told_once_whoever_makes_the_step():
+    made, streamed = engine(proposer=NgramProposer()), {}
+
+    def tell(name, token):
+        streamed.setdefault(name, []).append(token)
+        if len(streamed) == 1 and len(streamed[name]) == 2:  # a callback may run prompts of its own
+            assert made.generate([PROMPTS[5]], 15)[0].token_ids == ALONE[5]
+
+    outputs = made.generate(PROMPTS[:3], 15, on_token=tell)
+    assert [streamed[output.request_id] for output in outputs] == ALONE[:3]
+
+
+def test_a_name_that_is_somebody_elses_by_now_is_not_aborted_with_the_stream():
+    made = engine()
+    tokens = made.stream(PROMPTS[2], request_id="x", max_new_tokens=1)
+    assert next(tokens) == ALONE[2][0]
+    second = made.add_request(PROMPTS[1], request_id="x", max_new_tokens=15)
+    tokens.close()
+    checked_run(made)
+    assert second.token_ids == ALONE[1]
+
+
 def test_end_of_sequence_stops_and_is_returned():
     stop = ALONE[3][4]
     first = ALONE[3].index(stop)
@@ -200,6 +223,10 @@ def test_counters_of_hits_and_preemptions():
     made.generate([PROMPTS[3]], 2)
     [again] = made.generate([PROMPTS[3]], 2)
     assert again.num_cached_tokens == (len(PROMPTS[3]) - 1) // 4 * 4
+    running = made.add_request(PROMPTS[3], max_new_tokens=2)
+    made.step()
+    assert running.num_cached_tokens == again.num_cached_tokens and not running.finished
+    checked_run(made)
     tight = engine(num_blocks=12, prefix_caching=False)
     outputs = tight.generate(PROMPTS, 15)
     assert sum(o.num_preemptions for o in outputs) == tight.scheduler.stats.num_preemptions > 0
@@ -275,8 +302,9 @@ def test_several_ids_may_end_every_request():
     for eos in (stops, sorted(stops), tuple(stops)):
         [output] = engine(eos_token_id=eos).generate([PROMPTS[3]], 15)
         assert output.token_ids == ALONE[3][: first + 1]
-    with pytest.raises(RequestError, match="eos_token_id"):
-        engine(eos_token_id="</s>")
+    for wrong in ("</s>", VOCAB, -1, [1, VOCAB], 2.0, True):  # no step would ever end at these
+        with pytest.raises(TokenOutOfRange, match="eos_token_id: token"):
+            engine(eos_token_id=wrong)
 
 
 @pytest.mark.parametrize(
@@ -313,6 +341,29 @@ def test_a_raising_callback_takes_its_own_requests_out_only():
     assert set(made.scheduler.requests) == {other.request_id}
     checked_run(made)
     assert other.token_ids == ALONE[1]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0)], ids=["greedy", "drawn"])
+def test_logits_without_a_number_are_named_and_others_go_on(number, params):
+    made = engine()
+    bad = made.add_request(PROMPTS[1], max_new_tokens=15, sampling=params)
+    good = made.add_request(PROMPTS[2], max_new_tokens=15)
+    run = made.runner.run
+
+    def poisoned(batch):
+        logits = run(batch).clone()
+        if bad.request_id in batch.request_ids:
+            logits[0] = number
+        return logits
+
+    made.runner.run = poisoned
+    for _ in range(2):
+        with pytest.raises(SamplingError, match=f"{bad.request_id}.*expected finite"):
+            made.step()
+    made.abort(bad.request_id)
+    checked_run(made)
+    assert bad.token_ids == [] and good.token_ids == ALONE[2]
 
 
 def test_a_failing_forward_can_be_stepped_again():
@@ -407,6 +458,7 @@ def test_padding_rows_change_no_logits_and_no_slot():
         {"cache_salt": b"x"},
         {"stop_token_ids": 5},
         {"stop_token_ids": [5.0]},
+        {"stop_token_ids": [VOCAB]},
         {"max_new_tokens": None},
         {"priority": "high"},
     ],

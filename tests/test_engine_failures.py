@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -261,6 +262,45 @@ def test_any_mix_of_failures_and_an_abort(points, num_blocks, full_hit, drafts, 
         if output.finish_reason == "abort":
             expected = expected[: len(output.token_ids)]
         assert output.token_ids == expected, index
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "pool.allocate",
+        "pool.free",
+        "pool.publish",
+        "manager.start",
+        "manager.grow",
+        "manager.mark_computed",
+        "manager.release",
+        "sampler._number",
+        "runner.run",
+    ],
+)
+@pytest.mark.parametrize("call", [1, 2, 7])
+def test_an_interrupt_leaves_no_half_booked_step(monkeypatch, place, call):
+    """The signal of Ctrl-C, sent from inside the bookkeeping or from the forward."""
+    made, _ = made_engine()
+    outputs = add_all(made)
+    holder, name = place.split(".")
+    manager = made.scheduler.manager
+    target = {"pool": manager.pool, "manager": manager}.get(holder) or getattr(made, holder)
+    real, calls = getattr(target, name), []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return real(*args)
+
+    monkeypatch.setattr(target, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(made, outputs)
+    check_state(made.scheduler)
+    run_all(made, outputs)
+    assert [output.token_ids for output in outputs] == ALONE
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_failure_in_generate_takes_its_own_requests_out_only(monkeypatch):

@@ -3,6 +3,7 @@
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvlab import exercises
@@ -45,15 +46,37 @@ def test_no_answer_is_not_a_wrong_answer():
 
 
 def test_unknown_exercise_is_a_named_error():
-    for name in ("9.1", "1.99", "x", ""):
+    for name in ("9.1", "1.99", "x", "", "²", 2.1):
         with pytest.raises(exercises.UnknownExercise, match="status"):
             exercises.find(name)
+    for chapter in (0, 9, "x"):
+        with pytest.raises(exercises.UnknownExercise, match="from 1 to 8"):
+            exercises.status(chapter)
+
+
+@pytest.mark.parametrize("exercise", ALL, ids=lambda e: e.id)
+def test_an_answer_of_any_kind_gets_a_verdict_and_never_a_traceback(exercise):
+    values = [10**400, float("nan"), 1j, "x", b"x", [], {}, ("a", "b"), (None, None), [[1]]]
+    functions = [lambda: 1 / 0, lambda *_: "x", lambda *_: float("nan"), int]
+    names = dict.fromkeys(("req_indices", "positions", "query_start_loc", "seq_lens"), 5)
+    for answer in (*values, *functions, names, object(), np.arange(3)):
+        right, text = exercises.verdict(exercise.id, answer)
+        assert not right and text.startswith(f"{exercise.id} not yet: "), answer
+
+
+def test_a_number_of_numpy_is_a_number():
+    solution = exercises.find("2.1").solution
+    for number in (np.int64(solution), np.float32(solution)):
+        assert exercises.verdict("2.1", number)[0]
 
 
 def test_prediction_and_outcome(capsys):
     exercises.outcome("never predicted", 3)
     exercises.predict("steps", 10)
     exercises.outcome("steps", 20)
+    for value in ("many", None):
+        with pytest.raises(exercises.NotANumber, match=f"{value!r}; expected a number"):
+            exercises.predict("steps", value)
     assert capsys.readouterr().out.splitlines() == [
         "never predicted: measured 3; you made no prediction",
         "steps: you predict 10",

@@ -21,6 +21,16 @@ def test_temperature_top_k_and_top_p_by_hand():
     two = distribution(LOGITS, SamplingParams(1.0, top_k=2))
     assert two.tolist() == pytest.approx([0, 2 / 6, 4 / 6, 0])
     assert distribution(LOGITS, SamplingParams(1.0, top_k=99)).sum() == pytest.approx(1)
+    assert distribution(LOGITS, SamplingParams()).tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 4]), (4, [0, 1, 3, 4])]
+)
+def test_top_k_keeps_k_tokens_of_equal_ones_the_smaller_ids(top_k, kept):
+    logits = torch.tensor([1, 3, 0, 3, 3, 1], dtype=torch.bfloat16)
+    probs = distribution(logits, SamplingParams(1.0, top_k))
+    assert probs.nonzero().flatten().tolist() == kept
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.1, 1), (0.5, 1), (0.51, 2), (0.8, 3), (1.0, 4)])
@@ -45,6 +55,9 @@ def test_the_same_seed_draws_the_same_and_rows_do_not_mix():
     together = Sampler().sample(rows, wanted)
     assert together["a"] == Sampler().sample(rows[:1], [Wanted("x", one)])["x"]
     assert together["b"] == Sampler().sample(rows[1:2], [Wanted("y", two)])["y"]
+    sampler = Sampler()  # a name says nothing, and nothing is kept of an earlier request
+    again = [sampler.sample(rows[:1], [Wanted("a", p)])["a"] for p in (two, one)]
+    assert again[1] == together["a"]
     assert together["c"] == [int(rows[2].argmax())]
 
 
@@ -69,6 +82,7 @@ def test_drafts_are_verified_row_by_row_and_use_no_number_when_wrong():
         {"temperature": -1},
         {"temperature": math.inf},
         {"temperature": math.nan},
+        {"temperature": 10**400},
         {"temperature": "hot"},
         {"top_k": -1},
         {"top_k": 2.5},
@@ -88,3 +102,10 @@ def test_parameters_that_mean_nothing_are_named(settings):
 def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
     probs = distribution(LOGITS * 1e4, SamplingParams(temperature))
     assert probs.tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_rows_that_do_not_fit_the_requests_are_named(num_rows):
+    for params in (SamplingParams(), SamplingParams(1.0)):
+        with pytest.raises(SamplingError, match=f"{num_rows} rows of logits; expected 2"):
+            Sampler().sample(torch.zeros(num_rows, 4), [Wanted("a", params, (1,))])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from scheduling import alone, assert_empty, drain, make_scheduler, request, shares, step
 
 from kvlab.drafts import DraftError
 from kvlab.policy import SchedulerConfig, SchedulerConfigError
-from kvlab.request import DuplicateRequest, NeverFits, RequestError, Status, UnknownRequest
+from kvlab.request import DuplicateRequest, NeverFits, Request, RequestError, Status, UnknownRequest
 from kvlab.schedule import Reason, StepPlan, clamp_new_tokens, num_new_tokens
 from kvlab.sequence import SequenceError
 
@@ -482,6 +484,7 @@ def test_a_stop_token_ends_a_request_in_the_middle_of_accepted_drafts():
     known = seq.num_output_tokens
     kept = scheduler.update(scheduler.schedule(), {"a": [1, 2, 3, 4]})
     assert kept == {"a": [1, 2]} and seq.finish_reason == "stop"
+    assert (seq.num_accepted_tokens, seq.num_draft_tokens) == (3, 3)  # all were right, two in use
     assert seq.num_output_tokens == known + 2
     assert_empty(scheduler)
 
@@ -593,7 +596,7 @@ def test_sch_14_a_step_is_counted_once():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"priority": None}, {"priority": "high"}, {"priority": float("nan")}]
+    [{name: bad} for name in ("priority", "arrival") for bad in (None, "high", float("nan"))]
     + [{"outputs": value} for value in (None, "2", 2.5, True)],
 )
 def test_a_limit_or_priority_that_is_no_number_is_refused(fields):
@@ -628,13 +631,44 @@ def test_a_priority_may_be_any_number():
     drain(scheduler)
 
 
+@pytest.mark.parametrize(("order", "served"), [("fcfs", "bca"), ("priority", "cba")])
+def test_an_arrival_that_is_given_comes_before_the_order_of_adding(order, served):
+    scheduler = make_scheduler(order=order)
+    for name, arrival, priority in (("a", 2.5, 1), ("b", 1, 1), ("c", 2, 0)):
+        scheduler.add(request(name, 5, arrival=arrival, priority=priority))
+    assert "".join(shares(step(scheduler))) == served
+    drain(scheduler)
+
+
+@pytest.mark.parametrize("bad", [None, 5, ["x"], [1.5], [None], "ab"], ids=repr)
+def test_tokens_that_are_no_whole_numbers_are_refused_before_a_step_meets_them(bad):
+    scheduler = make_scheduler()
+    with pytest.raises(SequenceError, match=r"expected .*token ids"):
+        Request("bad", bad)
+    scheduler.add(request("a", 5))
+    step(scheduler)
+    with pytest.raises(DraftError, match="expected a list of token ids"):
+        scheduler.set_drafts("a", bad)
+    drain(scheduler)
+
+
+def test_tokens_may_come_as_any_row_of_whole_numbers():
+    for row in (np.arange(9), torch.arange(9), list(np.arange(9)), range(9), iter(range(9))):
+        made = Request("a", row)
+        assert made.token_ids == list(range(9)) and all(type(t) is int for t in made.token_ids)
+
+
 def test_a_request_that_runs_in_one_scheduler_is_refused_by_another():
     first, second = make_scheduler(), make_scheduler()
     first.add(moving := request("a", 5, 3))
     step(first)
-    with pytest.raises(RequestError, match="holds 2 blocks"):
+    with pytest.raises(RequestError, match="is running and holds 2 blocks"):
         second.add(moving)
+    second.add(waiting := request("b", 5, 3))
+    with pytest.raises(RequestError, match="is waiting and holds 0 blocks"):
+        first.add(waiting)
     drain(first)
+    drain(second)
     assert_empty(second)
 
 
@@ -642,7 +676,7 @@ def test_a_request_that_has_ended_does_not_come_back():
     scheduler = make_scheduler()
     scheduler.add(gone := request("a", 5))
     scheduler.abort("a")
-    with pytest.raises(RequestError, match="ended already"):
+    with pytest.raises(RequestError, match="is aborted"):
         scheduler.add(gone)
     scheduler.add(again := request("a", 5, 3))
     drain(scheduler)

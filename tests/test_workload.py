@@ -53,6 +53,12 @@ def test_a_request_that_is_refused_harms_no_other(bad):
         ({"arrivals": [{"id": "a", "step": -1}]}, SimulationError),
         ({"arrivals": [{"id": "a", "size": 3}]}, SimulationError),
         ({"settings": {"speed": 3}}, SimulationError),
+        ({"arrivals": None}, SimulationError),
+        ({"arrivals": [{"id": ["a"]}]}, SimulationError),
+        ({"arrivals": [{"id": "a", "shared": 2, "group": "x"}]}, SimulationError),
+        ({"num_blocks": "9"}, SimulationError),
+        ({"num_blocks": 10**9}, SimulationError),
+        ({"block_size": 0}, SimulationError),
         ({"settings": {"max_num_seqs": 0}}, SchedulerConfigError),
     ],
 )

@@ -96,12 +96,23 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
         for part in parts:
             weights.update(load_file(folder / part))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise NotACheckpoint(
             f"The weights in {folder} could not be read ({error}). Expected model.safetensors, or "
             "parts with model.safetensors.index.json. Convert pickled weights first: "
             "model.save_pretrained(folder).") from error
     return weights
+
+
+def read_eos(folder: Path, config: dict) -> tuple[int, ...]:
+    """Every id that ends a text. Chat models name the end of a turn in generation_config.json."""
+    generation = folder / "generation_config.json"
+    texts = [generation.read_text(encoding="utf-8")] if generation.is_file() else []
+    found: list[int] = []
+    for each in (config, *map(json.loads, texts)):
+        eos = each.get("eos_token_id")
+        found += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return tuple(dict.fromkeys(found))
 
 
 def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpoint:
@@ -111,18 +122,23 @@ def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpo
         if not (folder / needed).is_file():
             raise NotACheckpoint(f"{folder} holds no {needed}. A checkpoint folder holds "
                                  "config.json, tokenizer.json and model.safetensors.")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        eos_token_ids = read_eos(folder, config)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises nothing more special
+        raise NotACheckpoint(f"config.json, generation_config.json or tokenizer.json in {folder} "
+                             f"cannot be read ({error}). Fetch that file again.") from error
     weights = {key: tensor.to(dtype) for key, tensor in read_weights(folder).items()}
     spec = read_config(config, name=folder.name)
-    eos = config.get("eos_token_id")
     stamp = read_stamp(folder)
     return Checkpoint(
         spec=spec,
         model=Decoder(spec, weights),
-        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        tokenizer=tokenizer,
         source=stamp["source"] if stamp else f"the weights in the folder {folder.name}",
         folder=folder,
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_token_ids=eos_token_ids,
     )
 
 

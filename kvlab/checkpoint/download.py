@@ -98,6 +98,11 @@ def failure(output: str, otherwise: CheckpointError) -> CheckpointError:
     if "No space left on device" in output or "Disk quota exceeded" in output:
         return DiskFull(f"The disk is full: {tail}. Free some space, or point KVLAB_CACHE at a "
                         "folder on another disk. Nothing was kept.")
+    missing = re.search(r"No module named '?([\w.]+)", output)
+    if missing:
+        return CheckpointError(
+            f"This Python lacks the package {missing[1]}. Install it: `python -m ensurepip` for "
+            "pip, `pip install 'kvlab[checkpoint]'` for the others. Nothing was kept.")
     return type(otherwise)(f"{otherwise} ({tail})")
 
 

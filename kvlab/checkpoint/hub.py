@@ -11,8 +11,8 @@ import sys
 
 from huggingface_hub import snapshot_download
 
-FILES = ["config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json",
-         "model-*.safetensors"]
+FILES = ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors",
+         "model.safetensors.index.json", "model-*.safetensors"]
 
 if __name__ == "__main__":
     snapshot_download(sys.argv[1], local_dir=sys.argv[2], allow_patterns=FILES)

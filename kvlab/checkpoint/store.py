@@ -103,7 +103,7 @@ def read_stamp(folder: Path) -> dict | None:
         whole = stamp["format"] == FORMAT and all(
             (folder / name).stat().st_size == file["bytes"]
             for name, file in stamp["files"].items())
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # gone, cut off, no stamp
         return None
     return stamp if whole else None
 

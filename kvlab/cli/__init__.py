@@ -85,10 +85,10 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaint is one line, like every other error of the command."""
+    """A parser whose complaint is one line, like every other error of the command, and its help."""
 
     def error(self, message: str):
-        self.exit(2, f"kvlab: {message}\n")
+        self.exit(2, f"kvlab: {message}; `{self.prog} --help` lists what there is\n")
 
 
 def _faults(arguments: argparse.Namespace) -> int:

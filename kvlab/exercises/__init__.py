@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from kvlab.errors import KvlabError
@@ -22,7 +23,11 @@ CHAPTERS = range(1, 9)
 
 
 class UnknownExercise(KvlabError):
-    """No exercise of that number."""
+    """No exercise, or no chapter, of that number."""
+
+
+class NotANumber(KvlabError):
+    """A prediction that is no number."""
 
 
 class Wrong(Exception):
@@ -62,6 +67,10 @@ def register(exercise: Exercise) -> Exercise:
 
 def chapter_exercises(chapter: int) -> list[Exercise]:
     """The exercises of one chapter, in order; those that need torch only where there is one."""
+    if chapter not in CHAPTERS:
+        raise UnknownExercise(
+            f"chapter {chapter!r}: expected a number from {CHAPTERS[0]} to {CHAPTERS[-1]}"
+        )
     for name in (f"ch{chapter:02d}", f"ch{chapter:02d}_torch"):
         is_there = importlib.util.find_spec(f"{__name__}.{name}") is not None
         if is_there and (not name.endswith("_torch") or importlib.util.find_spec("torch")):
@@ -81,7 +90,7 @@ def needs_torch(exercise: Exercise) -> bool:
 def find(exercise_id: str) -> Exercise:
     """The exercise with this number, such as "2.1"."""
     chapter = str(exercise_id).split(".")[0]
-    if chapter.isdigit() and int(chapter) in CHAPTERS:
+    if chapter.isdecimal() and int(chapter) in CHAPTERS:
         for exercise in chapter_exercises(int(chapter)):
             if exercise.id == exercise_id:
                 return exercise
@@ -99,6 +108,9 @@ def verdict(exercise_id: str, answer: Any) -> tuple[bool, str]:
         exercise.check(answer)
     except Wrong as wrong:
         return False, f"{exercise.id} not yet: {wrong}"
+    except Exception as error:  # a function that fails, or parts of a kind nobody expected
+        what = f"checking the answer fails ({type(error).__name__}: {error})"
+        return False, f"{exercise.id} not yet: {what}. {exercise.question}"
     _solved.add(exercise.id)
     return True, f"{exercise.id} right. {exercise.title}"
 
@@ -122,7 +134,10 @@ def status(*chapters: int) -> None:
 
 def predict(name: str, value: float) -> None:
     """Commit to a number before the measurement is shown."""
-    _predictions[name] = float(value)
+    try:
+        _predictions[name] = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise NotANumber(f"{name}: you predict {value!r}; expected a number") from None
     print(f"{name}: you predict {value:g}")
 
 
@@ -142,7 +157,7 @@ def number(
     """A checker for one number. A trap is a wrong value and the mistake it betrays."""
 
     def check_number(answer: Any) -> None:
-        if isinstance(answer, bool) or not isinstance(answer, int | float):
+        if isinstance(answer, bool) or not isinstance(answer, Real):  # numpy's too
             raise Wrong(f"expected a number, got {type(answer).__name__}")
         if math.isclose(answer, expected, rel_tol=rel_tol):
             return
