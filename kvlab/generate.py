@@ -139,6 +139,11 @@ def cached_generate(
     total = prompt_len + budget - 1  # the last output is never fed
     if cache is None:
         cache = ContiguousKVCache(model.spec, 1, total, model.dtype, model.device)
+    elif len(cache.keys) != model.spec.num_layers or cache.dtype not in (None, model.dtype):
+        raise CacheError(
+            f"a cache of {len(cache.keys)} layers in {cache.dtype} given; expected the model's "
+            f"{model.spec.num_layers} layers in {model.dtype}: make it from the model's spec"
+        )
     attend, stops, outputs = CachedAttention(model.spec, cache), _stops(eos), []
     positions = torch.arange(total, device=model.device).view(1, -1)
     tokens = torch.tensor([list(prompt_ids)], device=model.device)

@@ -189,6 +189,15 @@ def test_a_decode_step_allocates_the_same_whatever_the_context():
     assert allocated(4000) <= allocated(1000) + 4096
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "dtype"), [(2, torch.float32), (4, torch.float32), (3, torch.float16)]
+)
+def test_att_04_a_cache_of_another_model_is_named(num_layers, dtype):
+    cache = ContiguousKVCache(tiny_spec(num_layers=num_layers), 1, 8, dtype)
+    with pytest.raises(CacheError, match="expected the model's 3 layers"):
+        cached_generate(Decoder.random(tiny_spec()), [1, 2], 3, cache=cache)
+
+
 @pytest.mark.parametrize("chunk_size", [0, -1])
 def test_a_chunk_of_no_tokens_is_named(chunk_size):
     with pytest.raises(CacheError, match=f"chunk_size={chunk_size}; expected 1 or more"):
