@@ -304,6 +304,28 @@ def test_a_slot_past_the_pool_is_refused_and_nothing_is_written(layout):
     assert cache.key_cache(0).count_nonzero() == 0
 
 
+@pytest.mark.parametrize("slots", [[3.7], torch.tensor([True]), torch.tensor([[3, 4]])], ids=str)
+def test_page_05_a_mapping_that_is_no_row_of_slots_is_named(slots):
+    spec = tiny_spec()
+    cache = PagedKVCache(spec, 4, 4)
+    with pytest.raises(CacheError, match="one whole number for each row"):
+        cache.write(0, filled(2, spec), filled(2, spec), slots)
+    assert cache.key_cache(0).count_nonzero() == 0
+
+
+def test_a_cache_keeps_no_graph_of_what_it_stores():
+    spec = tiny_spec()
+    row = filled(1, spec).requires_grad_()
+    for cache, args in (
+        (PagedKVCache(spec, 4, 4), (row, row, [3])),
+        (ContiguousKVCache(spec, 1, 8), (row[None], row[None])),
+        (RollingKVCache(tiny_spec(window=2), 1, 8), (row[None], row[None])),
+    ):
+        cache.write(0, *args)
+        kept = cache.key_cache(0) if isinstance(cache, PagedKVCache) else cache.read(0)[0]
+        assert not kept.requires_grad and kept.count_nonzero() == row.numel()
+
+
 def test_fewer_rows_than_slots_and_repeated_heads_are_refused():
     spec = tiny_spec()
     cache = PagedKVCache(spec, 4, 4)
@@ -383,6 +405,9 @@ def test_a_batch_that_does_not_add_up_is_refused():
         (3, [2, 2], [0, 1], "query_start_loc"),
         (3, [2, 2], [0, 3, 3], "3 queries and 2 tokens"),
         (1, [2, 2], [0, 1, 2], "at least that many rows"),
+        (3, [2, 2], [-1, 0, 1], "from row 0 on"),  # as an index, -1 is the last row
+        (3, [2.0, 2.0], [0, 1, 2], "whole numbers"),
+        (3, [[2, 2]], [0, 1, 2], "whole numbers"),
     ):
         with pytest.raises(AttentionError, match=words):
             paged_attention(
