@@ -12,10 +12,11 @@ from small_models import tiny_spec
 
 from kvlab import checkpoint
 from kvlab.attention import AttentionError, attention, causal_mask
+from kvlab.block_tables import StaleHit
 from kvlab.blocks import BlockOutOfRange, OutOfBlocks
 from kvlab.cache import CacheError, CacheFull, ContiguousKVCache
 from kvlab.cache_rolling import RollbackTooFar, RollingKVCache
-from kvlab.generate import cached_generate, naive_generate
+from kvlab.generate import PromptTooLong, cached_generate, naive_generate
 from kvlab.generate_paged import PagedDecoder, paged_generate
 from kvlab.model import Decoder
 from kvlab.paged_attention import TableEntryOutOfRange, paged_attention
@@ -634,6 +635,34 @@ def test_a_forward_of_more_or_fewer_tokens_than_are_left_is_named(count):
     for chunk_size in (0, -2):
         with pytest.raises(SequenceError, match="tokens to compute given"):
             decoder.prefill(good, chunk_size)
+
+
+def test_a_hit_that_another_sequence_evicts_is_no_hit():
+    """The second sequence's count was of the tokens after a hit that is gone when it starts."""
+    model = Decoder.random(tiny_spec(), 0, torch.float64)
+    decoder = PagedDecoder(model, 8, 4)
+    first, second = list(range(20, 33)), list(range(60, 73))
+    for prompt in (first, second):
+        decoder.generate(prompt, 1)
+    taker, reader = decoder.sequence([40, 41, 42, 43, 44, 45]), decoder.sequence(first)
+    assert decoder.manager.match_prefix(reader).num_tokens == 12
+    with pytest.raises(StaleHit, match="match again"):
+        decoder.forward([(taker, 6), (reader, 1)])
+    assert not reader.block_table and taker.num_computed_tokens == 0
+    decoder.manager.check_integrity()
+    left = 13 - decoder.manager.match_prefix(reader).num_tokens
+    logits = decoder.forward([(taker, 6), (reader, left)])
+    alone = steps_of(naive_generate, model, first, 1)[1]
+    torch.testing.assert_close(logits[1:], alone)
+
+
+def test_att_07_no_forward_passes_the_context_length():
+    decoder = PagedDecoder(Decoder.random(tiny_spec(max_position_embeddings=8)), 9, 4)
+    seq = decoder.sequence(range(9))
+    with pytest.raises(PromptTooLong, match="positions end at 7; expected at most 8 more"):
+        decoder.prefill(seq)
+    assert not seq.block_table
+    decoder.forward([(seq, 8)])
 
 
 def test_page_11_copies_that_fail_are_done_before_the_next_forward(monkeypatch):
