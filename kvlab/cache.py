@@ -125,6 +125,8 @@ class ContiguousKVCache:
         """The views of a forward of num_new tokens, made once for all layers."""
         self._require_room(num_new)
         stop = self.length + num_new
+        slots: Sequence[torch.Tensor]
+        views: Sequence[torch.Tensor]
         if self._whole is not None:
             slots = self._whole.narrow(3, self.length, num_new).unbind()
             views = self._whole.narrow(3, 0, stop).unbind()
