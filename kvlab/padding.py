@@ -54,7 +54,7 @@ class PaddedAttention:
         """query [b, q, h, d], key and value [b, q, h_kv, d] -> [b, q, h, d]."""
         self.cache.write(layer, key, value)
         keys, values = self.cache.read(layer)
-        columns = torch.arange(keys.shape[2])
+        columns = torch.arange(keys.shape[2], device=keys.device)
         queries = columns[-query.shape[1] :, None]
         seen = columns <= queries
         window = self.windows[layer]
