@@ -79,13 +79,19 @@ def attention(
     Returns [b, q, h, d_v]. Query head j reads KV head j // (h / h_kv).
     """
     batch, num_queries, num_heads, head_dim = query.shape
-    num_kv_heads, num_keys = key.shape[1], key.shape[2]
-    group = num_heads // num_kv_heads
-    if group * num_kv_heads != num_heads or not 0 < num_queries <= num_keys:
+    kv_batch, num_kv_heads, num_keys, key_dim = key.shape
+    group = num_heads // num_kv_heads if num_kv_heads else 0
+    if group * num_kv_heads != num_heads or not 0 < num_queries <= num_keys or not group:
         raise AttentionError(
             f"query {tuple(query.shape)} and key {tuple(key.shape)}: expected a number of query "
             "heads that is a multiple of the KV heads, at least 1 query, and no more queries than "
             "keys"
+        )
+    # torch would stretch a batch or a head of 1 over the others, and answer wrongly.
+    if (kv_batch, key_dim) != (batch, head_dim) or key.shape[:3] != value.shape[:3]:
+        raise AttentionError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: "
+            "expected one batch, one head_dim of query and key, and a value for each key"
         )
     if window is not None and window < 1:
         raise AttentionError(f"window {window}: expected at least 1, the token itself")
@@ -104,11 +110,13 @@ def attention(
         return out.transpose(1, 2)
     # [b, q, h_kv, group, d] -> [b, h_kv, group * q, d]: each group's queries share K and V
     folded = query.view(batch, num_queries, num_kv_heads, group, head_dim)
-    folded = folded.permute(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, group * num_queries, -1)
+    folded = folded.permute(0, 2, 3, 1, 4).reshape(
+        batch, num_kv_heads, group * num_queries, head_dim
+    )
     mask = causal_mask(num_queries, num_keys, window, query.device).repeat(group, 1)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
-    out = out.view(batch, num_kv_heads, group, num_queries, -1)
-    return out.permute(0, 3, 1, 2, 4).reshape(batch, num_queries, num_heads, -1)
+    out = out.view(batch, num_kv_heads, group, num_queries, value.shape[-1])
+    return out.permute(0, 3, 1, 2, 4).reshape(batch, num_queries, num_heads, value.shape[-1])
 
 
 def layer_windows(spec: ModelSpec) -> list[int | None]:

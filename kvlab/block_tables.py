@@ -10,16 +10,12 @@ to that (copy on write) and returns the (src, dst) block copies which the cache 
 
 from __future__ import annotations
 
-from kvlab.blocks import NULL_BLOCK, BlockError, BlockPool, OutOfBlocks, blocks_for, is_whole
+from kvlab.blocks import NULL_BLOCK, BlockPool, OutOfBlocks, blocks_for, is_whole
 from kvlab.integrity import check_integrity, findings
 from kvlab.prefix import HashFunction, PrefixHit, PrefixStats, hash_block
-from kvlab.prefix_cache import PrefixCache
+from kvlab.prefix_cache import PrefixCache, StaleHit
 from kvlab.sequence import Sequence, SequenceError
 from kvlab.slots import SlotOutOfRange, slot_of
-
-
-class StaleHit(BlockError):
-    """A prefix hit no longer holds: blocks changed hands since match_prefix()."""
 
 
 class BlockManager:
@@ -154,7 +150,7 @@ class BlockManager:
         given back and the twin is shared. Raises SequenceError, SlotOutOfRange.
         """
         computed = seq.num_computed_tokens + num_tokens
-        if num_tokens < 0 or computed > seq.num_tokens:
+        if not is_whole(num_tokens, 0) or computed > seq.num_tokens:
             raise SequenceError(
                 f"{seq!r}: {num_tokens} more tokens marked computed, {seq.num_uncomputed_tokens} "
                 "are known; append sampled tokens before marking them"
@@ -180,6 +176,7 @@ class BlockManager:
         """A copy of seq that shares all its computed blocks. Whoever writes first copies."""
         if request_id in self.sequences:
             raise SequenceError(f"request id {request_id!r} is in use: give the fork its own name")
+        self._check_holder(seq)
         child = seq.copy(request_id)
         child.block_table = seq.block_table[: blocks_for(seq.num_computed_tokens, self.block_size)]
         self.pool.ref(i for i in child.block_table if i != NULL_BLOCK)
@@ -190,10 +187,10 @@ class BlockManager:
     def truncate_to(self, seq: Sequence, num_tokens: int) -> None:
         """Forget all but the first `num_tokens` tokens and release the blocks past them.
 
-        Raises SequenceError for more tokens than there are, or when a sliding window has already
-        freed what the next token would have to read.
+        Raises SequenceError for too many tokens, or where a window freed what the next one reads.
         """
-        if not 0 <= num_tokens <= seq.num_tokens:
+        self._check_holder(seq)
+        if not (is_whole(num_tokens, 0) and num_tokens <= seq.num_tokens):
             raise SequenceError(f"{seq!r} cannot be cut to {num_tokens} tokens")
         computed = min(seq.num_computed_tokens, num_tokens)
         if self.sliding_window is not None:
@@ -211,27 +208,27 @@ class BlockManager:
         seq.num_computed_tokens = computed
         seq.num_published_blocks = min(seq.num_published_blocks, computed // self.block_size)
         if not seq.block_table:
-            self.sequences.pop(seq.request_id, None)
+            self.release(seq)
 
     def drop_last(self, seq: Sequence, num_tokens: int) -> None:
         """Forget the last `num_tokens` tokens (at most all of them)."""
-        if num_tokens < 0:
-            raise SequenceError(f"{num_tokens} tokens to drop: expected 0 or more")
+        if not is_whole(num_tokens, 0):
+            raise SequenceError(f"{num_tokens!r} tokens to drop: expected 0 or more")
         self.truncate_to(seq, max(0, seq.num_tokens - num_tokens))
 
     def release(self, seq: Sequence) -> None:
         """Give all blocks back. The full ones stay cached until they are handed out again."""
+        self._check_holder(seq)
         self.pool.free(i for i in seq.block_table if i != NULL_BLOCK)
         seq.block_table = []
         seq.num_computed_tokens = seq.num_published_blocks = 0
-        self.sequences.pop(seq.request_id, None)
+        if self.sequences.get(seq.request_id) is seq:
+            del self.sequences[seq.request_id]
 
     def preempt(self, seq: Sequence) -> None:
         """Release a running sequence's blocks; it keeps its tokens and computes them again."""
         self.release(seq)
         seq.num_preemptions += 1
-
-    # -- checks -------------------------------------------------------------------------
 
     def findings(self) -> list[str]:
         """Every broken invariant, in words. Empty when all is well."""
@@ -241,11 +238,15 @@ class BlockManager:
         """Raise PoolCorrupt with every finding."""
         check_integrity(self.pool, list(self.sequences.values()), self.sliding_window)
 
-    # -- inside -------------------------------------------------------------------------
+    def _check_holder(self, seq: Sequence) -> None:
+        """Another pool's ids name blocks of somebody else here."""
+        if seq.block_table and self.sequences.get(seq.request_id) is not seq:
+            raise SequenceError(f"{seq!r} holds no blocks of this pool: ask the manager it is of")
 
     def _check_room(self, seq: Sequence, num_new: int, hit: PrefixHit | None = None) -> None:
         if self.sequences.get(seq.request_id, seq) is not seq:
             raise SequenceError(f"another request is called {seq.request_id!r}: names are unique")
+        self._check_holder(seq)
         if not is_whole(num_new, 0):
             raise SequenceError(f"{seq!r}: room for {num_new!r} tokens wanted, expected 0 or more")
         needed = self.num_blocks_needed(seq, num_new, hit)

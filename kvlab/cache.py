@@ -61,7 +61,7 @@ class ContiguousKVCache:
                     f"layer kind {layer.kind!r} keeps no plain K and V; this cache serves full, "
                     "sliding and chunked attention layers"
                 )
-        self.batch_size, self.max_len = batch_size, max_len
+        self.batch_size, self.max_len, self.dtype = batch_size, max_len, dtype
         self.length = 0  # tokens that every layer holds
         shapes = [
             (batch_size, layer.num_kv_heads, max_len, width)
@@ -78,8 +78,8 @@ class ContiguousKVCache:
             tensors = [torch.zeros(*shape, dtype=dtype, device=device) for shape in shapes]
         self.keys, self.values = tensors[: len(spec.layers)], tensors[len(spec.layers) :]
         self._opened = -1  # tokens of the forward under way, -1 between forwards
-        self._slots: Sequence[torch.Tensor] = ()  # where they go: K of all layers, then V
-        self._views: Sequence[torch.Tensor] = ()  # and what there is to read, with them
+        self._slots: list[tuple[torch.Tensor, torch.Tensor]] = []  # a layer's room for K and V
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []  # and what it reads, with them
 
     @property
     def nbytes(self) -> int:
@@ -98,9 +98,10 @@ class ContiguousKVCache:
         """
         if key.shape[1] != self._opened:
             self._open(key.shape[1])
-        slot = self._slots[layer]
+        slot, value_slot = self._slots[layer]
+        if key.requires_grad or value.requires_grad:
+            key, value = key.detach(), value.detach()  # values are kept, not what made them
         key, value = key.transpose(1, 2), value.transpose(1, 2)
-        value_slot = self._slots[layer - len(self.keys)]
         if key.shape != slot.shape or value.shape != value_slot.shape:
             for name, rows, room in (("K", key, slot), ("V", value, value_slot)):
                 self._require_shape(layer, name, rows, room.shape)
@@ -124,13 +125,24 @@ class ContiguousKVCache:
         """The views of a forward of num_new tokens, made once for all layers."""
         self._require_room(num_new)
         stop = self.length + num_new
+        slots: Sequence[torch.Tensor]
+        views: Sequence[torch.Tensor]
         if self._whole is not None:
-            self._slots = self._whole.narrow(3, self.length, num_new).unbind()
-            self._views = self._whole.narrow(3, 0, stop).unbind()
+            slots = self._whole.narrow(3, self.length, num_new).unbind()
+            views = self._whole.narrow(3, 0, stop).unbind()
         else:
             tensors = self.keys + self.values
-            self._slots = [tensor.narrow(2, self.length, num_new) for tensor in tensors]
-            self._views = [tensor.narrow(2, 0, stop) for tensor in tensors]
+            slots = [tensor.narrow(2, self.length, num_new) for tensor in tensors]
+            views = [tensor.narrow(2, 0, stop) for tensor in tensors]
+        self._pair(slots, views, num_new)
+
+    def _pair(
+        self, slots: Sequence[torch.Tensor], views: Sequence[torch.Tensor], num_new: int
+    ) -> None:
+        """K of all layers, then V, become pairs: a layer past the last finds nothing, not V."""
+        half = len(self.keys)
+        self._slots = list(zip(slots[:half], slots[half:], strict=True))
+        self._views = list(zip(views[:half], views[half:], strict=True))
         self._opened = num_new
 
     def _require_room(self, num_new: int) -> None:
@@ -147,7 +159,7 @@ class ContiguousKVCache:
         """
         if self._opened < 0:
             self._open(0)
-        return self._views[layer], self._views[layer - len(self.keys)]
+        return self._views[layer]
 
     def advance(self, num_tokens: int) -> None:
         """Close a forward: every layer has written its num_tokens rows."""
@@ -187,6 +199,7 @@ class ConcatenatedKVCache:
         self.length = 0
         self.bytes_copied = 0
         self.max_len = max_len
+        self.dtype = None  # that of the first write
         self.keys: list[torch.Tensor | None] = [None] * spec.num_layers
         self.values: list[torch.Tensor | None] = [None] * spec.num_layers
 
@@ -203,7 +216,7 @@ class ConcatenatedKVCache:
     def _append(self, old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         new = new.transpose(1, 2)
         if old is None:
-            return new.contiguous()
+            return new.clone(memory_format=torch.contiguous_format)  # never the caller's own
         self.bytes_copied += old.nbytes
         return torch.cat((old, new), dim=2)
 

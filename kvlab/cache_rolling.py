@@ -77,6 +77,8 @@ class RollingKVCache(ContiguousKVCache):
         if window is None or self.length + num_new > self.max_len:
             super().write(layer, key, value)  # or its named errors
             return
+        if key.requires_grad or value.requires_grad:
+            key, value = key.detach(), value.detach()
         stored = (self.keys[layer], self.values[layer])
         new = (key.transpose(1, 2), value.transpose(1, 2))
         for name, rows, ring in zip("KV", new, stored, strict=True):
@@ -112,9 +114,8 @@ class RollingKVCache(ContiguousKVCache):
         stop, tensors = self.length + num_new, self.keys + self.values
         full = [window is None for window in self.windows] * 2
         pairs = list(zip(tensors, full, strict=True))
-        self._slots = [t.narrow(2, self.length, num_new) if whole else t for t, whole in pairs]
-        self._views = [t.narrow(2, 0, stop) if whole else t for t, whole in pairs]
-        self._opened = num_new
+        slots = [t.narrow(2, self.length, num_new) if whole else t for t, whole in pairs]
+        self._pair(slots, [t.narrow(2, 0, stop) if whole else t for t, whole in pairs], num_new)
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [batch, num_kv_heads, s, head_dim] that the forward under way may need.

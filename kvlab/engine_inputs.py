@@ -6,36 +6,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from kvlab.blocks import is_whole
 from kvlab.policy import SchedulerConfig, SchedulerConfigError
-from kvlab.request import RequestError
+from kvlab.request import RequestError, TokenOutOfRange, check_tokens, token_list
 from kvlab.sampling import SamplingParams
 from kvlab.specs import ModelSpec
 
-
-class TokenOutOfRange(RequestError):
-    """A token that the model's vocabulary does not have."""
-
-
-def check_tokens(token_ids: Iterable[int], vocab_size: int, what: str = "prompt") -> None:
-    """Raise TokenOutOfRange unless every token is a whole number from 0 to vocab_size - 1."""
-    for index, token in enumerate(token_ids):
-        if not (is_whole(token, 0) and token < vocab_size):
-            raise TokenOutOfRange(
-                f"{what} token {index} is {token!r}; expected a whole number from 0 to "
-                f"{vocab_size - 1}: was it made with this model's tokenizer?"
-            )
-
-
-def token_list(prompt: object) -> list[int]:
-    """A prompt as a list of its own. Raises RequestError for what is no row of tokens."""
-    tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array
-    if isinstance(tokens, str | bytes | Mapping | Set) or not isinstance(tokens, Iterable):
-        raise RequestError(
-            f"the prompt is {prompt!r}; expected a list of token ids: encode text first, and give "
-            f"generate() a list of prompts, even for one"
-        )
-    return list(tokens)
+__all__ = [
+    "TokenOutOfRange",
+    "check_fields",
+    "check_tokens",
+    "one_for_each",
+    "prompt_list",
+    "stop_tokens",
+    "token_list",
+    "within_context",
+]
 
 
 def prompt_list(prompts: object) -> list:

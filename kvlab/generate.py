@@ -23,6 +23,8 @@ from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import CacheError, ContiguousKVCache
 from kvlab.errors import KvlabError
 from kvlab.model import Attend, Decoder
+from kvlab.request import RequestError, check_tokens, token_list
+from kvlab.specs import ModelSpec
 
 __all__ = [
     "PromptTooLong",
@@ -30,6 +32,7 @@ __all__ = [
     "cached_generate",
     "max_outputs",
     "naive_generate",
+    "prompt_of",
 ]
 
 
@@ -56,8 +59,17 @@ class Step:
     token_id: int
 
 
+def prompt_of(spec: ModelSpec, prompt_ids: Sequence[int]) -> list[int]:
+    """The prompt as a list of its own. Raises RequestError unless it is a row of spec's tokens."""
+    tokens = token_list(prompt_ids)
+    check_tokens(tokens, spec.vocab_size)
+    return tokens
+
+
 def max_outputs(context_length: int | None, prompt_len: int, max_new_tokens: int) -> int:
     """Outputs a loop may produce: the last one is never fed back, so it needs no position."""
+    if not isinstance(max_new_tokens, int):
+        raise RequestError(f"max_new_tokens={max_new_tokens!r}; expected a whole number")
     if prompt_len < 1 or (context_length is not None and prompt_len > context_length):
         raise PromptTooLong(
             f"the prompt has {prompt_len} tokens; expected between 1 and the model's context "
@@ -92,10 +104,11 @@ def naive_generate(
 
     Returns the output ids, without the prompt.
     """
-    budget = max_outputs(model.spec.max_position_embeddings, len(prompt_ids), max_new_tokens)
+    prompt = prompt_of(model.spec, prompt_ids)
+    budget = max_outputs(model.spec.max_position_embeddings, len(prompt), max_new_tokens)
     stops, outputs = _stops(eos), []
     attend = attend or UncachedAttention(model.spec)
-    tokens = torch.tensor([list(prompt_ids)], device=model.device)
+    tokens = torch.tensor([prompt], device=model.device)
     for t in range(budget):
         seq_len = tokens.shape[1]
         positions = torch.arange(seq_len, device=model.device).view(1, -1)
@@ -130,7 +143,8 @@ def cached_generate(
     Other arguments and the result are those of naive_generate. Nothing is allocated per step
     but the step's own activations: no mask, no positions, no copy of the cache.
     """
-    prompt_len = len(prompt_ids)
+    prompt = prompt_of(model.spec, prompt_ids)
+    prompt_len = len(prompt)
     budget = max_outputs(model.spec.max_position_embeddings, prompt_len, max_new_tokens)
     if chunk_size is not None and chunk_size < 1:
         raise CacheError(f"chunk_size={chunk_size}; expected 1 or more, or None: all at once")
@@ -139,9 +153,14 @@ def cached_generate(
     total = prompt_len + budget - 1  # the last output is never fed
     if cache is None:
         cache = ContiguousKVCache(model.spec, 1, total, model.dtype, model.device)
+    elif len(cache.keys) != model.spec.num_layers or cache.dtype not in (None, model.dtype):
+        raise CacheError(
+            f"a cache of {len(cache.keys)} layers in {cache.dtype} given; expected the model's "
+            f"{model.spec.num_layers} layers in {model.dtype}: make it from the model's spec"
+        )
     attend, stops, outputs = CachedAttention(model.spec, cache), _stops(eos), []
     positions = torch.arange(total, device=model.device).view(1, -1)
-    tokens = torch.tensor([list(prompt_ids)], device=model.device)
+    tokens = torch.tensor([prompt], device=model.device)
     start = min(cache.length, prompt_len - 1)  # one token at least must be fed to sample from
     if cache.length > start:
         cache.truncate_to(start)

@@ -17,10 +17,11 @@ import torch
 
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import NULL_BLOCK, BlockPool
-from kvlab.generate import Step, max_outputs
+from kvlab.generate import PromptTooLong, Step, max_outputs, prompt_of
 from kvlab.model import Decoder
 from kvlab.paged_attention import PagedAttention
 from kvlab.paged_cache import PagedKVCache
+from kvlab.prefix import PrefixHit
 from kvlab.sequence import Sequence, SequenceError
 
 __all__ = ["PagedDecoder", "paged_generate"]
@@ -54,8 +55,9 @@ class PagedDecoder:
 
     def sequence(self, prompt_ids: Seq[int], **fields) -> Sequence:
         """A new request, with a name of its own. Its prefix is looked up at the first forward."""
+        prompt = prompt_of(self.model.spec, prompt_ids)
         self.num_requests += 1
-        return Sequence(f"request {self.num_requests}", list(prompt_ids), **fields)
+        return Sequence(f"request {self.num_requests}", prompt, **fields)
 
     @torch.inference_mode()
     def forward(self, work: Seq[tuple[Sequence, int]], *, all_rows: bool = False) -> torch.Tensor:
@@ -65,19 +67,22 @@ class PagedDecoder:
         all_rows   logits of every row, [tokens, vocab], instead of one row per sequence
 
         A sequence that has not started is started here, so its count is of the tokens after the
-        prefix hit. Raises OutOfBlocks before anything of the failing sequence is touched, and
-        SequenceError before anything at all for a count that is not 1 to the tokens left.
+        prefix hit. Raises OutOfBlocks before anything of the failing sequence is touched, or
+        StaleHit where making room for one evicted what another was to reuse: count again. Raises
+        SequenceError before anything at all for a count that is not 1 to the tokens left, and
+        PromptTooLong for positions that the model does not have.
         """
-        self._check(work)
+        hits = self._check(work)
         device = self.model.device
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         counts: list[int] = []
-        for seq, num_new in work:
-            started = seq.request_id in self.manager.sequences
-            room = self.manager.grow if started else self.manager.start
-            self.owed_copies += room(seq, num_new)
+        for (seq, num_new), hit in zip(work, hits, strict=True):
+            if hit is None:
+                self.owed_copies += self.manager.grow(seq, num_new)
+            else:
+                self.owed_copies += self.manager.start(seq, num_new, hit)
             self.cache.copy_blocks(self.owed_copies)
             start = seq.num_computed_tokens
             tokens += seq.token_ids[start : start + num_new]
@@ -108,23 +113,32 @@ class PagedDecoder:
         self.num_tokens_computed += ends[-1]
         return logits
 
-    def _check(self, work: Seq[tuple[Sequence, int]]) -> None:
+    def _check(self, work: Seq[tuple[Sequence, int]]) -> list[PrefixHit | None]:
+        """The hit that each count is based on; None for a sequence that has started."""
         names = [seq.request_id for seq, _ in work]
         if not names or len(set(names)) < len(names):
             raise SequenceError(f"sequences {names} given; expected one or more, each of them once")
-        for seq, num_new in work:
-            left = seq.num_tokens - self._num_done(seq)
+        hits = [self._hit(seq) for seq, _ in work]
+        limit = self.model.spec.max_position_embeddings
+        for (seq, num_new), hit in zip(work, hits, strict=True):
+            done = seq.num_computed_tokens + (hit.num_tokens if hit else 0)
+            left = seq.num_tokens - done
             if not 1 <= num_new <= left:
                 raise SequenceError(
                     f"{seq!r}: {num_new} tokens to compute given, expected 1 to {left}. Only a "
                     f"token that has no K and V yet gives logits: append() one first"
                 )
+            if limit is not None and done + num_new > limit:
+                raise PromptTooLong(
+                    f"{seq!r}: {num_new} tokens to compute given, but the model's positions end "
+                    f"at {limit - 1}; expected at most {limit - done} more"
+                )
+        return hits
 
-    def _num_done(self, seq: Sequence) -> int:
-        """Tokens that need no forward: computed ones, or before the start those in the cache."""
-        if seq.request_id in self.manager.sequences:
-            return seq.num_computed_tokens
-        return seq.num_computed_tokens or self.manager.match_prefix(seq).num_tokens
+    def _hit(self, seq: Sequence) -> PrefixHit | None:
+        """What the cache holds of a sequence that has not started; None once it has."""
+        started = seq.request_id in self.manager.sequences
+        return None if started else self.manager.match_prefix(seq)
 
     def prefill(self, seq: Sequence, chunk_size: int | None = None) -> torch.Tensor:
         """Compute all known tokens of seq but those in the prefix cache; the last row's logits.
@@ -134,7 +148,8 @@ class PagedDecoder:
         Raises SequenceError where no token is left to compute: every caller samples from the
         logits, and a sequence that is computed to its last token has none to give.
         """
-        done = self._num_done(seq)
+        hit = self._hit(seq)
+        done = seq.num_computed_tokens + (hit.num_tokens if hit else 0)
         while True:
             left = seq.num_tokens - done
             num_new = left if chunk_size is None else min(chunk_size, left)
@@ -157,10 +172,10 @@ class PagedDecoder:
 
         fields   of Sequence: adapter, cache_salt, prompt_logprobs ...
         """
-        limit = self.model.spec.max_position_embeddings
-        budget = max_outputs(limit, len(prompt_ids), max_new_tokens)
-        stops = {eos} if isinstance(eos, int) else set(eos or ())
         seq = self.sequence(prompt_ids, **fields)
+        limit = self.model.spec.max_position_embeddings
+        budget = max_outputs(limit, seq.num_tokens, max_new_tokens)
+        stops = {eos} if isinstance(eos, int) else set(eos or ())
         if budget < 1:
             return []
         try:
@@ -190,9 +205,8 @@ def paged_generate(
     chunk_size: int | None = None,
 ) -> list[int]:
     """Greedy decoding of one prompt over a pool that is just large enough."""
+    prompt = prompt_of(model.spec, prompt_ids)
     limit = model.spec.max_position_embeddings
-    num_tokens = len(prompt_ids) + max(max_outputs(limit, len(prompt_ids), max_new_tokens), 0)
+    num_tokens = len(prompt) + max(max_outputs(limit, len(prompt), max_new_tokens), 0)
     decoder = PagedDecoder(model, 2 + -(-num_tokens // block_size), block_size)
-    return decoder.generate(
-        prompt_ids, max_new_tokens, eos=eos, on_step=on_step, chunk_size=chunk_size
-    )
+    return decoder.generate(prompt, max_new_tokens, eos=eos, on_step=on_step, chunk_size=chunk_size)

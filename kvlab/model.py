@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.errors import KvlabError
+from kvlab.positions import WrongPosition
 from kvlab.rope import RopeTable, apply_rope, prepare_rotation
 from kvlab.specs import ModelSpec
 
@@ -136,6 +137,11 @@ class Decoder:
                               A LongTensor: these rows of the flattened lead, [len(rows), vocab].
         """
         lead = token_ids.shape
+        if positions.shape[-1:] != lead[-1:]:  # one would be stretched over all the others
+            raise WrongPosition(
+                f"{list(lead)} tokens and {list(positions.shape)} positions given; expected a "
+                "position for each token"
+            )
         hidden = F.embedding(token_ids.reshape(-1), self.embed_tokens)  # [tokens, d]
         if hidden.shape[0] == 1:
             hidden = hidden[0]  # [d]: one token is a vector, and a product with it a torch.mv

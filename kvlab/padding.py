@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from kvlab import positions as position_rules
 from kvlab.attention import layer_windows
 from kvlab.cache import ContiguousKVCache
-from kvlab.generate import PromptTooLong, max_outputs
+from kvlab.generate import PromptTooLong, max_outputs, prompt_of
 from kvlab.model import Decoder
 from kvlab.specs import ModelSpec
 
@@ -54,7 +54,7 @@ class PaddedAttention:
         """query [b, q, h, d], key and value [b, q, h_kv, d] -> [b, q, h, d]."""
         self.cache.write(layer, key, value)
         keys, values = self.cache.read(layer)
-        columns = torch.arange(keys.shape[2])
+        columns = torch.arange(keys.shape[2], device=keys.device)
         queries = columns[-query.shape[1] :, None]
         seen = columns <= queries
         window = self.windows[layer]
@@ -86,6 +86,7 @@ def padded_generate(
     length: each row stops where cached_generate would stop. Its later columns are padding too.
     """
     limit = model.spec.max_position_embeddings
+    prompts = [prompt_of(model.spec, prompt) for prompt in prompts]
     budgets = [max_outputs(limit, len(prompt), max_new_tokens) for prompt in prompts]
     token_ids, mask = (rows.to(model.device) for rows in left_pad(prompts))
     num_steps = max(budgets)

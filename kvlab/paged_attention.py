@@ -19,23 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.attention import AttentionError, attention, layer_windows
-from kvlab.blocks import BlockOutOfRange
 from kvlab.paged_cache import PagedKVCache
-from kvlab.slots import SlotOutOfRange
+from kvlab.slots import SlotOutOfRange, TableEntryOutOfRange
 from kvlab.specs import ModelSpec
 
 __all__ = ["GatherPlan", "PagedAttention", "TableEntryOutOfRange", "paged_attention"]
-
-
-class TableEntryOutOfRange(BlockOutOfRange):
-    """A block table that is read names a block which the pool does not have."""
-
-    def __init__(self, row: int, entry: int, block_id: int, num_blocks: int) -> None:
-        super().__init__(block_id, num_blocks)
-        self.args = (
-            f"block_tables[{row}][{entry}] is {block_id}, the pool has blocks 0 to "
-            f"{num_blocks - 1}: a stale row, or a table of another pool",
-        )
 
 
 @dataclass
@@ -70,14 +58,20 @@ class GatherPlan:
     ) -> None:
         if window is not None and window < 1:
             raise AttentionError(f"window {window}: expected at least 1, the token itself")
+        for tensor, rank in ((block_tables, 2), (seq_lens, 1), (query_start_loc, 1)):
+            if tensor.dim() != rank or tensor.is_floating_point():
+                raise AttentionError(
+                    f"{list(tensor.shape)} in {tensor.dtype} given; expected whole numbers: "
+                    "block_tables [R, B], seq_lens [R], query_start_loc [R + 1]"
+                )
         self.window, self.block_size = window, block_size
         self.groups: list[DecodeGroup] = []
         self.chunks: list[Chunk] = []
         lens, starts = seq_lens.tolist(), query_start_loc.tolist()
-        if len(starts) != len(lens) + 1 or len(block_tables) < len(lens):
+        if len(starts) != len(lens) + 1 or len(block_tables) < len(lens) or starts[0] < 0:
             raise AttentionError(
-                f"{len(lens)} seq_lens, {len(starts)} query_start_loc and {len(block_tables)} "
-                "block tables: expected R, R + 1 and R"
+                f"{len(lens)} seq_lens, {len(starts)} query_start_loc from {starts[:1]} on and "
+                f"{len(block_tables)} block tables: expected R, R + 1 from row 0 on, and R"
             )
         self.num_rows = starts[-1]
         decode: list[tuple[int, int, int]] = []  # row, sequence, first visible position
@@ -212,6 +206,12 @@ def paged_attention(
     Returns [T, h, d_v]; rows that belong to no sequence, or to an empty one, are 0.
     Raises AttentionError, TableEntryOutOfRange, SlotOutOfRange.
     """
+    shapes = [tuple(tensor.shape) for tensor in (query, key_cache, value_cache)]
+    if shapes[0][-1] != shapes[1][-1] or shapes[1][:3] != shapes[2][:3] or 0 in shapes[1][1:]:
+        raise AttentionError(
+            f"query, key_cache and value_cache of shapes {shapes}; expected one head_dim of query "
+            "and keys, and as many blocks, slots and KV heads of values as of keys"
+        )
     num_blocks, block_size = key_cache.shape[:2]
     plan = GatherPlan(block_tables, seq_lens, query_start_loc, num_blocks, block_size, window)
     return plan.attend(query, key_cache, value_cache, scale)

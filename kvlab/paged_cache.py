@@ -94,9 +94,17 @@ class PagedKVCache:
         """Look at a slot mapping once, so that every layer of a forward can write with it.
 
         Negative slots are padding: their rows are written nowhere. (As a Python index, -1 would
-        be the last slot of the pool.) Raises SlotOutOfRange for a slot past the pool.
+        be the last slot of the pool.) Raises SlotOutOfRange for a slot past the pool, and
+        CacheError for what is no row of whole numbers: 3.7 would quietly become slot 3.
         """
-        slots = torch.as_tensor(slot_mapping, dtype=torch.long)
+        slots = torch.as_tensor(slot_mapping)
+        whole = slots.dtype in (torch.int32, torch.int64) or slots.numel() == 0
+        if slots.dim() != 1 or not whole:
+            raise CacheError(
+                f"slot_mapping of shape {list(slots.shape)} in {slots.dtype}; expected one whole "
+                "number for each row of K and V (nothing was written)"
+            )
+        slots = slots.long()
         if slots.numel() and int(slots.max()) >= self.num_slots:
             raise SlotOutOfRange(
                 f"slot {int(slots.max())} given, the pool has slots 0 to {self.num_slots - 1} "
@@ -193,6 +201,8 @@ class CheckedSlots:
     def scatter(self, rows: torch.Tensor, pool: torch.Tensor) -> None:
         """Put rows [T, heads, width] into pool [blocks, block_size, heads, width]."""
         rows = rows[: self.num_rows] if self.rows is None else rows[self.rows]
+        if rows.requires_grad:
+            rows = rows.detach()  # the pool keeps values, not the graph of every forward
         if pool.is_contiguous():
             pool.flatten(0, 1).index_copy_(0, self.slots, rows.to(pool.dtype))
         else:

@@ -23,6 +23,10 @@ from kvlab.sequence import Sequence
 FULL_HIT_RULES = ("block", "token")
 
 
+class StaleHit(BlockError):
+    """A prefix hit no longer holds: blocks changed hands since match_prefix()."""
+
+
 class PrefixCache:
     """Lookup and publication of full computed blocks. See BlockManager for the options."""
 

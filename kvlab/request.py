@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
 from kvlab.sequence import Sequence
 
@@ -23,6 +25,10 @@ class DuplicateRequest(RequestError):
 
 class NeverFits(RequestError):
     """A request that could not run to its end even with the whole pool for itself."""
+
+
+class TokenOutOfRange(RequestError):
+    """A token that the model's vocabulary does not have."""
 
 
 class Status(StrEnum):
@@ -97,3 +103,24 @@ class Request(Sequence):
             if self.finish_reason:
                 break
         return kept
+
+
+def check_tokens(token_ids: Iterable[int], vocab_size: int, what: str = "prompt") -> None:
+    """Raise TokenOutOfRange unless every token is a whole number from 0 to vocab_size - 1."""
+    for index, token in enumerate(token_ids):
+        if not (is_whole(token, 0) and token < vocab_size):
+            raise TokenOutOfRange(
+                f"{what} token {index} is {token!r}; expected a whole number from 0 to "
+                f"{vocab_size - 1}: was it made with this model's tokenizer?"
+            )
+
+
+def token_list(prompt: object) -> list[int]:
+    """A prompt as a list of its own. Raises RequestError for what is no row of tokens."""
+    tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array
+    if isinstance(tokens, str | bytes | Mapping | Set) or not isinstance(tokens, Iterable):
+        raise RequestError(
+            f"the prompt is {prompt!r:.80}; expected a list of token ids: encode text first, and "
+            f"give generate() a list of prompts, even for one"
+        )
+    return list(tokens)

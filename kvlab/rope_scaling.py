@@ -11,7 +11,7 @@
 A rule's settings come from RopeSpec.params under the names that config.json uses:
 factor, original_max_position_embeddings, max_position_embeddings, low_freq_factor,
 high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, truncate,
-short_factor, long_factor, partial_rotary_factor.
+short_factor, long_factor, short_mscale, long_mscale, alpha, partial_rotary_factor.
 
 Sources: Llama 3.1 model card; Peng et al. 2023 (YaRN, arXiv 2309.00071); Ding et al. 2024
 (LongRoPE, arXiv 2402.13753). Checked against transformers' own functions in tests/test_rope.py.
@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
 from kvlab.specs import RopeSpec
 
@@ -37,10 +38,9 @@ def inverse_frequencies(rope: RopeSpec, seq_len: int | None = None) -> tuple[tor
 
     seq_len  total length (cached + new); only dynamic and longrope read it
     """
-    if rope.rotary_dim < 0 or rope.rotary_dim % 2:
+    if not is_whole(rope.rotary_dim, 0) or rope.rotary_dim % 2:
         raise RopeError(f"rotary_dim is {rope.rotary_dim}, expected an even number >= 0")
-    if not rope.theta > 0:
-        raise RopeError(f"rope_theta is {rope.theta}, expected a positive number")
+    _positive(rope, {"rope_theta": rope.theta}, "rope_theta")
     if rope.rope_type not in RULES:
         raise RopeError(
             f"rope_type is {rope.rope_type!r}, expected one of {', '.join(sorted(RULES))}. "
@@ -54,7 +54,7 @@ def length_limit(rope: RopeSpec) -> int | None:
     params = dict(rope.params)
     if rope.rope_type == "longrope":
         return int(_positive(rope, params, "original_max_position_embeddings"))
-    if rope.rope_type == "dynamic":
+    if rope.rope_type == "dynamic" and not params.get("alpha"):
         return _dynamic_limit(rope, params)
     return None
 
@@ -80,6 +80,18 @@ def _positive(rope: RopeSpec, params: Mapping[str, object], name: str) -> float:
     return float(value)
 
 
+def _optional(rope: RopeSpec, params: Mapping[str, object], name: str, default: float) -> float:
+    """A setting that may be missing. 0 counts as missing, as in transformers."""
+    return _positive(rope, params, name) if params.get(name) else default
+
+
+def _stretch(rope: RopeSpec, params: Mapping[str, object], original: float) -> float:
+    """How many times the original length: as given, or from the two lengths."""
+    if params.get("factor") is None:
+        return _positive(rope, params, "max_position_embeddings") / original
+    return _positive(rope, params, "factor")
+
+
 def _base(theta: float, dim: int) -> torch.Tensor:
     """theta^(-2i/dim) for i = 0..dim/2-1, float32 throughout as the checkpoints were trained."""
     return 1.0 / (theta ** (torch.arange(0, dim, 2).to(torch.float32) / dim))
@@ -96,10 +108,10 @@ def _linear(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch
 def _proportional(
     rope: RopeSpec, params: Mapping, seq_len: int | None
 ) -> tuple[torch.Tensor, float]:
-    share = float(params.get("partial_rotary_factor") or 1.0)
+    share = _optional(rope, params, "partial_rotary_factor", 1.0)
     inv_freq = _base(rope.theta, rope.rotary_dim)
     inv_freq[int(share * rope.rotary_dim // 2) :] = 0.0  # these pairs do not turn
-    return inv_freq / float(params.get("factor") or 1.0), 1.0
+    return inv_freq / _optional(rope, params, "factor", 1.0), 1.0
 
 
 def _dynamic_limit(rope: RopeSpec, params: Mapping) -> int:
@@ -110,15 +122,17 @@ def _dynamic_limit(rope: RopeSpec, params: Mapping) -> int:
 
 
 def _dynamic(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
-    factor, limit = _positive(rope, params, "factor"), _dynamic_limit(rope, params)
-    length = max(seq_len or limit, limit)
     dim = rope.rotary_dim
     if dim == 2:
         raise RopeError(
             "rope_type 'dynamic' with rotary_dim 2: its exponent is dim / (dim - 2), expected 4 or "
             "more rotated dimensions"
         )
-    stretch = factor * length / limit - (factor - 1)
+    if params.get("alpha"):  # Hunyuan: a stretch that is fixed, and so one table for all lengths
+        stretch = _positive(rope, params, "alpha")
+    else:
+        factor, limit = _positive(rope, params, "factor"), _dynamic_limit(rope, params)
+        stretch = factor * max(seq_len or limit, limit) / limit - (factor - 1)
     return _base(rope.theta * stretch ** (dim / (dim - 2)), dim), 1.0
 
 
@@ -151,25 +165,23 @@ def _yarn(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.T
     original = _positive(rope, params, "original_max_position_embeddings")
     if rope.theta <= 1:
         raise RopeError(f"rope_type 'yarn' with rope_theta {rope.theta}: expected more than 1")
-    if params.get("factor") is None:
-        factor = _positive(rope, params, "max_position_embeddings") / original
+    factor = _stretch(rope, params, original)
+    if params.get("attention_factor") is not None:
+        attention_factor = _positive(rope, params, "attention_factor")
     else:
-        factor = _positive(rope, params, "factor")
-    attention_factor = params.get("attention_factor")
-    if attention_factor is None:
-        mscale, mscale_all_dim = params.get("mscale"), params.get("mscale_all_dim")
+        mscale = _optional(rope, params, "mscale", 0)
+        all_dim = _optional(rope, params, "mscale_all_dim", 0)
         attention_factor = yarn_attention_factor(factor)
-        if mscale and mscale_all_dim:  # DeepSeek: the second one is undone inside its softmax
-            attention_factor = yarn_attention_factor(factor, mscale) / yarn_attention_factor(
-                factor, mscale_all_dim
-            )
+        if mscale and all_dim:  # DeepSeek: the second one is undone inside its softmax
+            attention_factor = yarn_attention_factor(factor, mscale)
+            attention_factor /= yarn_attention_factor(factor, all_dim)
     dim = rope.rotary_dim
 
     def pair_that_turns(times: float) -> float:
         return dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = pair_that_turns(params.get("beta_fast") or 32)
-    high = pair_that_turns(params.get("beta_slow") or 1)
+    low = pair_that_turns(_optional(rope, params, "beta_fast", 32))
+    high = pair_that_turns(_optional(rope, params, "beta_slow", 1))
     if params.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -178,28 +190,32 @@ def _yarn(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.T
     keep = 1 - ramp
     turning = rope.theta ** (torch.arange(0, dim, 2).to(torch.float32) / dim)
     inv_freq = 1.0 / (factor * turning) * (1 - keep) + 1.0 / turning * keep
-    return inv_freq, float(attention_factor)
+    return inv_freq, attention_factor
 
 
 def _longrope(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:
     original = int(_positive(rope, params, "original_max_position_embeddings"))
-    name = "long_factor" if seq_len and seq_len > original else "short_factor"
-    divisors = torch.tensor(_need(rope, params, name), dtype=torch.float32)
+    length = "long" if seq_len and seq_len > original else "short"
+    name = f"{length}_factor"
+    given = _need(rope, params, name)
+    entries = given if isinstance(given, list | tuple) else (given,)
+    divisors = torch.tensor([_positive(rope, {name: entry}, name) for entry in entries])
     if divisors.shape != (rope.rotary_dim // 2,):
         raise RopeError(
             f"{name} has {divisors.numel()} entries, expected {rope.rotary_dim // 2}: one per "
             f"rotated pair (rotary_dim {rope.rotary_dim})"
         )
-    attention_factor = params.get("attention_factor")
-    if attention_factor is None:
-        factor = params.get("factor")
-        if factor is None:
-            factor = _positive(rope, params, "max_position_embeddings") / original
+    # Phi MoE and Phi-3 small: a factor of its own for each of the two tables
+    own = f"{length}_mscale" if f"{length}_mscale" in params else "attention_factor"
+    if params.get(own) is not None:
+        attention_factor = _positive(rope, params, own)
+    else:
+        factor = _stretch(rope, params, original)
         attention_factor = (
             1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         )
     exponent = torch.arange(0, rope.rotary_dim, 2).to(torch.float32) / rope.rotary_dim
-    return 1.0 / (divisors * rope.theta**exponent), float(attention_factor)
+    return 1.0 / (divisors * rope.theta**exponent), attention_factor
 
 
 def _none(rope: RopeSpec, params: Mapping, seq_len: int | None) -> tuple[torch.Tensor, float]:

@@ -12,10 +12,11 @@ and not yet fed to the model, so it has no K and V.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from operator import index
 
+from kvlab.blocks import is_whole
 from kvlab.errors import KvlabError
 from kvlab.prefix import PrefixKey
 
@@ -34,7 +35,8 @@ def is_image(value: object) -> bool:
         isinstance(value, tuple | list)
         and len(value) == 3
         and isinstance(value[0], str)
-        and all_are(value[1:], int)
+        and is_whole(value[1], 0)
+        and is_whole(value[2], 1)
     )
 
 
@@ -84,24 +86,27 @@ class Sequence:
     num_placeholders: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.prompt_token_ids, str | bytes):
-            raise SequenceError(
-                f"request {self.request_id!r} has text for a prompt; expected token ids: encode it"
-            )
-        try:
-            self.token_ids = [index(token) for token in self.prompt_token_ids]
-        except TypeError:
-            raise SequenceError(
-                f"request {self.request_id!r} has the prompt {self.prompt_token_ids!r:.80}; "
-                f"expected a row of token ids, all of them whole numbers"
-            ) from None
-        if not self.token_ids:
+        self.prompt_token_ids = self._whole_prompt()
+        if not self.prompt_token_ids:
             raise SequenceError(
                 f"request {self.request_id!r} has an empty prompt; give it at least one token"
             )
         self._check_fields()
-        self.prompt_token_ids = list(self.token_ids)
+        self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+
+    def _whole_prompt(self) -> list[int]:
+        """The prompt in Python's own numbers: arrays and tensors bring theirs, which hash apart."""
+        prompt = self.prompt_token_ids
+        try:
+            if isinstance(prompt, bytes | Set | Mapping):
+                raise TypeError
+            return [index(token) for token in prompt]
+        except TypeError:
+            raise SequenceError(
+                f"request {self.request_id!r} has {prompt!r:.80} for a prompt; expected token ids, "
+                "whole numbers in a row: encode text first"
+            ) from None
 
     def _check_fields(self) -> None:
         """What would only fail when somebody looks the prefix up, or at the first output."""

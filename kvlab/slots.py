@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.blocks import NULL_BLOCK, BlockError
+from kvlab.blocks import NULL_BLOCK, BlockError, BlockOutOfRange
 
 
 class SlotOutOfRange(BlockError):
     """A position that the sequence's block table does not cover."""
+
+
+class TableEntryOutOfRange(BlockOutOfRange):
+    """A block table that is read names a block which the pool does not have."""
+
+    def __init__(self, row: int, entry: int, block_id: int, num_blocks: int) -> None:
+        super().__init__(block_id, num_blocks)
+        self.args = (
+            f"block_tables[{row}][{entry}] is {block_id}, the pool has blocks 0 to "
+            f"{num_blocks - 1}: a stale row, or a table of another pool",
+        )
 
 
 def slot_of(block_table: Sequence[int], block_size: int, position: int) -> int:

@@ -121,6 +121,31 @@ def test_shapes_that_fit_no_group_are_named():
 
 
 @pytest.mark.parametrize("num_queries", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((2, 4, 8), (1, 2, 5, 8), (1, 2, 5, 8)),  # one batch for two
+        ((1, 4, 8), (2, 2, 5, 8), (2, 2, 5, 8)),
+        ((1, 4, 8), (1, 2, 5, 8), (1, 1, 5, 8)),  # one V head for two
+        ((1, 4, 8), (1, 2, 5, 8), (1, 2, 6, 8)),  # a value more than keys
+        ((1, 4, 8), (1, 2, 5, 9), (1, 2, 5, 8)),
+        ((1, 4, 8), (1, 0, 5, 8), (1, 0, 5, 8)),
+        ((1, 0, 8), (1, 2, 5, 8), (1, 2, 5, 8)),
+    ],
+)
+def test_att_03_nothing_is_stretched_to_fit(num_queries, query, key, value):
+    query = torch.randn(query[0], num_queries, *query[1:])
+    with pytest.raises(AttentionError, match="expected"):
+        attention(query, torch.randn(key), torch.randn(value))
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 5])
+def test_an_empty_batch_gives_an_empty_answer(num_queries):
+    key, value = torch.randn(0, 2, 5, 8), torch.randn(0, 2, 5, 16)
+    assert attention(torch.randn(0, num_queries, 4, 8), key, value).shape == (0, num_queries, 4, 16)
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 5])
 def test_att_08_a_window_of_nothing_is_refused(num_queries):
     query, key = torch.randn(1, num_queries, 4, 8), torch.randn(1, 2, 5, 8)
     for window in (0, -1):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from block_model import check, make, run, snapshot
 
 from kvlab.block_tables import BlockManager
@@ -91,8 +93,18 @@ def test_a_token_that_is_no_id_is_named(token):
     with pytest.raises(SequenceError, match="expected a token id"):
         seq.append(token)
     assert seq.token_ids == [1, 2, 3]
-    with pytest.raises(SequenceError, match="expected token ids"):
-        Sequence("a", "text")
+    for prompt in ("text", b"text", 5, {1, 2}, {1: 2}, [token], torch.tensor([[1, 2]])):
+        with pytest.raises(SequenceError, match="expected token ids"):
+            Sequence("a", prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt", [torch.tensor([1, 2, 3]), np.array([1, 2, 3]), [*np.array([1, 2, 3])]], ids=repr
+)
+def test_pfx_07_a_prompt_in_other_numbers_hits_the_same_blocks(prompt):
+    manager, cache = make(8, 2)
+    run(cache, "a", [1, 2, 3])
+    assert manager.match_prefix(Sequence("b", prompt)).num_tokens == 2
 
 
 def test_unknown_options_are_refused():
@@ -425,4 +437,21 @@ def test_two_sequences_of_one_name_do_not_lose_each_others_blocks():
         with pytest.raises(SequenceError, match="names are unique"):
             enter(second, 3)
     assert not second.block_table and manager.pool.num_free_blocks == 4
+    for leave in (manager.release, lambda seq: manager.truncate_to(seq, 0)):
+        leave(second)  # it holds nothing, and the first one stays where it is
+        assert manager.sequences == {"same": first}
     manager.check_integrity()
+
+
+@pytest.mark.parametrize("call", ["release", "preempt", "grow", "truncate_to", "fork"])
+def test_page_04_a_sequence_of_another_pool_frees_nothing_here(call):
+    mine, other = (BlockManager(BlockPool(6, 4)) for _ in range(2))
+    here, there = Sequence("here", [1, 2, 3]), Sequence("there", [4, 5, 6])
+    mine.start(here, 3)
+    other.start(there, 3)
+    with pytest.raises(SequenceError, match="no blocks of this pool"):
+        getattr(mine, call)(
+            there, *{"grow": (1,), "truncate_to": (0,), "fork": ("x",)}.get(call, ())
+        )
+    assert there.block_table == here.block_table and there.num_preemptions == 0
+    mine.check_integrity()

@@ -148,6 +148,26 @@ def test_att_04_k_and_v_of_another_shape_are_refused_and_not_stretched(cache, sh
     assert not kept.keys[0].any() and not kept.values[0].any() and kept.length == 0
 
 
+@pytest.mark.parametrize("cache", [ContiguousKVCache, RollingKVCache])
+def test_att_04_a_layer_past_the_last_is_not_the_first_ones_values(cache):
+    spec = tiny_spec(window=4)
+    cache = cache(spec, 1, 8)
+    row = torch.ones(1, 1, 2, 8)
+    cache.write(0, row, 2 * row)
+    with pytest.raises(IndexError):
+        cache.write(spec.num_layers, 3 * row, 4 * row)
+    with pytest.raises(IndexError):
+        cache.read(spec.num_layers)
+    assert [(t == i).all() for i, t in enumerate(cache.read(0), 1)] == [True, True]
+
+
+def test_a_growing_cache_keeps_its_own_copy():
+    cache, row = ConcatenatedKVCache(tiny_spec()), torch.ones(1, 1, 2, 8)
+    cache.write(0, row, row)
+    row.zero_()
+    assert (cache.read(0)[0] == 1).all()
+
+
 def test_att_09_a_forward_that_broke_off_is_not_repeated_over_lost_keys():
     cache = RollingKVCache(tiny_spec(window=4), 1, 40)
     for layer in range(3):

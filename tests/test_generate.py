@@ -12,7 +12,10 @@ from kvlab import checkpoint, costs
 from kvlab.attention import CountingAttention, UncachedAttention
 from kvlab.cache import CacheError, ContiguousKVCache
 from kvlab.generate import PromptTooLong, cached_generate, max_outputs, naive_generate
+from kvlab.generate_paged import paged_generate
 from kvlab.model import Decoder
+from kvlab.padding import padded_generate
+from kvlab.request import RequestError
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-4, torch.bfloat16: 0.25}
 
@@ -187,6 +190,49 @@ def test_a_decode_step_allocates_the_same_whatever_the_context():
 
     # past 512 keys torch's attention works in tiles of a fixed size
     assert allocated(4000) <= allocated(1000) + 4096
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "dtype"), [(2, torch.float32), (4, torch.float32), (3, torch.float16)]
+)
+def test_att_04_a_cache_of_another_model_is_named(num_layers, dtype):
+    cache = ContiguousKVCache(tiny_spec(num_layers=num_layers), 1, 8, dtype)
+    with pytest.raises(CacheError, match="expected the model's 3 layers"):
+        cached_generate(Decoder.random(tiny_spec()), [1, 2], 3, cache=cache)
+
+
+LOOPS = {
+    "naive": naive_generate,
+    "cached": cached_generate,
+    "paged": paged_generate,
+    "padded": lambda model, prompt, count: padded_generate(model, [[1, 2], prompt], count),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize(
+    ("prompt", "count", "words"),
+    [
+        ([1, 101], 2, "prompt token 1 is 101; expected a whole number from 0 to 100"),
+        ([-1], 2, "prompt token 0 is -1"),
+        ([1.0], 2, "prompt token 0 is 1.0"),
+        (torch.tensor([[1, 2]]), 2, "prompt token 0 is"),
+        ("text", 2, "encode text first"),
+        (7, 2, "expected a list of token ids"),
+        ([1], 2.5, "max_new_tokens=2.5; expected a whole number"),
+        ([1], None, "max_new_tokens=None"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_or_no_count_is_named_by_every_loop(loop, prompt, count, words):
+    with pytest.raises(RequestError, match=words):
+        loop(Decoder.random(tiny_spec()), prompt, count)
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_tensor_is_a_prompt_for_every_loop(loop):
+    model = Decoder.random(tiny_spec())
+    assert loop(model, torch.tensor([3, 1, 4]), 3) == loop(model, [3, 1, 4], 3)
 
 
 @pytest.mark.parametrize("chunk_size", [0, -1])

@@ -7,7 +7,7 @@ import torch
 from paged_case import paged_case
 
 from kvlab.kernels import checks
-from kvlab.kernels.launch import paged_decode
+from kvlab.kernels.launch import Tile, paged_decode
 from kvlab.kernels.splits import (
     SplitError,
     choose_num_splits,
@@ -50,6 +50,21 @@ REFUSED = [
         checks.NotContiguous,
         "key_cache has stride 2",
     ),
+    (
+        dict(key_cache=lambda t: t[:, :0], value_cache=lambda t: t[:, :0]),
+        checks.WrongShape,
+        "block_size",
+    ),
+    (
+        dict(query=lambda t: t[..., :0], key_cache=lambda t: t[..., :0]),
+        checks.WrongShape,
+        "a head_dim",
+    ),
+    (
+        dict(seq_lens=lambda t: torch.stack((t, t), dim=1)[:, 0]),
+        checks.NotContiguous,
+        "seq_lens has stride 2",
+    ),
     (dict(block_tables=lambda t: t + 1000), checks.BlockIdOutOfRange, "cache has blocks 0 to 6"),
     (dict(block_tables=lambda t: t[:, :2]), checks.BlockTableTooShort, "3 blocks of 4"),
 ]
@@ -57,13 +72,23 @@ REFUSED = [
 
 @pytest.mark.parametrize("changes, error, words", REFUSED, ids=lambda v: getattr(v, "__name__", ""))
 def test_wrong_inputs_raise_named_errors(changes, error, words) -> None:
-    with pytest.raises(error, match=words.replace("(", r"\(")):
-        paged_decode(*spoil(**changes))
+    for decode in (paged_decode, paged_decode_walk):
+        with pytest.raises(error, match=words.replace("(", r"\(")):
+            decode(*spoil(**changes))
 
 
-@pytest.mark.parametrize(
-    "options", [{"layout": "NDH"}, {"window": 0}, {"num_splits": 0}, {"num_splits": 129}], ids=str
-)
+SETTINGS = [
+    *({"window": bad} for bad in (0, 2.5)),
+    *({"num_splits": bad} for bad in (0, 129, 1.5)),
+    *({"scale": bad} for bad in (float("nan"), float("inf"))),
+    {"layout": "NDH"},
+    # A group has 2 query heads of width 16: no power of two, then each size too small.
+    *({"tile": Tile(*sizes, 4, 1)} for sizes in ((24, 2, 16, 16), (0, 2, 16, 16))),
+    *({"tile": Tile(*sizes, 4, 1)} for sizes in ((16, 1, 16, 16), (16, 2, 8, 16), (16, 2, 16, 8))),
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_wrong_settings_raise_named_errors(options) -> None:
     with pytest.raises(checks.BadSetting, match="expected"):
         paged_decode(*paged_case([9]).tensors, **options)
@@ -142,11 +167,13 @@ def test_no_work_is_one_split_and_no_split_is_named() -> None:
     assert choose_num_splits(0, 0, 0, 1, 1) == 1
     for call in (
         lambda: split_range(64, 0, 0, 32),
+        lambda: split_range(64, -1, 2, 32),
+        lambda: split_range(-1, 0, 2, 32),
         lambda: num_tiles(64, 0),
         lambda: wave_efficiency(8, 0),
         lambda: split_table(1, 8, 64, 108, 32, num_splits=0),
     ):
-        with pytest.raises(SplitError, match="expected 1 or more"):
+        with pytest.raises(SplitError, match=r"expected [01] or more"):
             call()
 
 

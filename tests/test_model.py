@@ -11,6 +11,7 @@ from kvlab import checkpoint, costs
 from kvlab.attention import CachedAttention, CountingAttention, UncachedAttention
 from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
 from kvlab.model import Decoder, WeightError, random_weights
+from kvlab.positions import WrongPosition
 from kvlab.specs import RopeSpec
 
 LLAMA3_SCALING = {
@@ -144,6 +145,15 @@ def test_att_08_a_sliding_model_decodes_as_it_prefills():
         row = run(model, [token], attend, start=position)
         cache.advance(1)
         torch.testing.assert_close(row[0, 0], whole[0, position], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("positions", [[[0]], [[0, 1]], [0, 1, 2, 3]], ids=str)
+def test_pos_03_one_position_is_not_stretched_over_several_tokens(positions):
+    model = Decoder.random(tiny_spec())
+    with pytest.raises(WrongPosition, match="a position for each token"):
+        model.forward(
+            torch.tensor([[3, 1, 4]]), torch.tensor(positions), UncachedAttention(model.spec)
+        )
 
 
 def test_rows_picks_rows_and_changes_none():

@@ -12,10 +12,11 @@ from small_models import tiny_spec
 
 from kvlab import checkpoint
 from kvlab.attention import AttentionError, attention, causal_mask
+from kvlab.block_tables import StaleHit
 from kvlab.blocks import BlockOutOfRange, OutOfBlocks
 from kvlab.cache import CacheError, CacheFull, ContiguousKVCache
 from kvlab.cache_rolling import RollbackTooFar, RollingKVCache
-from kvlab.generate import cached_generate, naive_generate
+from kvlab.generate import PromptTooLong, cached_generate, naive_generate
 from kvlab.generate_paged import PagedDecoder, paged_generate
 from kvlab.model import Decoder
 from kvlab.paged_attention import TableEntryOutOfRange, paged_attention
@@ -304,6 +305,28 @@ def test_a_slot_past_the_pool_is_refused_and_nothing_is_written(layout):
     assert cache.key_cache(0).count_nonzero() == 0
 
 
+@pytest.mark.parametrize("slots", [[3.7], torch.tensor([True]), torch.tensor([[3, 4]])], ids=str)
+def test_page_05_a_mapping_that_is_no_row_of_slots_is_named(slots):
+    spec = tiny_spec()
+    cache = PagedKVCache(spec, 4, 4)
+    with pytest.raises(CacheError, match="one whole number for each row"):
+        cache.write(0, filled(2, spec), filled(2, spec), slots)
+    assert cache.key_cache(0).count_nonzero() == 0
+
+
+def test_a_cache_keeps_no_graph_of_what_it_stores():
+    spec = tiny_spec()
+    row = filled(1, spec).requires_grad_()
+    for cache, args in (
+        (PagedKVCache(spec, 4, 4), (row, row, [3])),
+        (ContiguousKVCache(spec, 1, 8), (row[None], row[None])),
+        (RollingKVCache(tiny_spec(window=2), 1, 8), (row[None], row[None])),
+    ):
+        cache.write(0, *args)
+        kept = cache.key_cache(0) if isinstance(cache, PagedKVCache) else cache.read(0)[0]
+        assert not kept.requires_grad and kept.count_nonzero() == row.numel()
+
+
 def test_fewer_rows_than_slots_and_repeated_heads_are_refused():
     spec = tiny_spec()
     cache = PagedKVCache(spec, 4, 4)
@@ -383,6 +406,9 @@ def test_a_batch_that_does_not_add_up_is_refused():
         (3, [2, 2], [0, 1], "query_start_loc"),
         (3, [2, 2], [0, 3, 3], "3 queries and 2 tokens"),
         (1, [2, 2], [0, 1, 2], "at least that many rows"),
+        (3, [2, 2], [-1, 0, 1], "from row 0 on"),  # as an index, -1 is the last row
+        (3, [2.0, 2.0], [0, 1, 2], "whole numbers"),
+        (3, [[2, 2]], [0, 1, 2], "whole numbers"),
     ):
         with pytest.raises(AttentionError, match=words):
             paged_attention(
@@ -609,6 +635,34 @@ def test_a_forward_of_more_or_fewer_tokens_than_are_left_is_named(count):
     for chunk_size in (0, -2):
         with pytest.raises(SequenceError, match="tokens to compute given"):
             decoder.prefill(good, chunk_size)
+
+
+def test_a_hit_that_another_sequence_evicts_is_no_hit():
+    """The second sequence's count was of the tokens after a hit that is gone when it starts."""
+    model = Decoder.random(tiny_spec(), 0, torch.float64)
+    decoder = PagedDecoder(model, 8, 4)
+    first, second = list(range(20, 33)), list(range(60, 73))
+    for prompt in (first, second):
+        decoder.generate(prompt, 1)
+    taker, reader = decoder.sequence([40, 41, 42, 43, 44, 45]), decoder.sequence(first)
+    assert decoder.manager.match_prefix(reader).num_tokens == 12
+    with pytest.raises(StaleHit, match="match again"):
+        decoder.forward([(taker, 6), (reader, 1)])
+    assert not reader.block_table and taker.num_computed_tokens == 0
+    decoder.manager.check_integrity()
+    left = 13 - decoder.manager.match_prefix(reader).num_tokens
+    logits = decoder.forward([(taker, 6), (reader, left)])
+    alone = steps_of(naive_generate, model, first, 1)[1]
+    torch.testing.assert_close(logits[1:], alone)
+
+
+def test_att_07_no_forward_passes_the_context_length():
+    decoder = PagedDecoder(Decoder.random(tiny_spec(max_position_embeddings=8)), 9, 4)
+    seq = decoder.sequence(range(9))
+    with pytest.raises(PromptTooLong, match="positions end at 7; expected at most 8 more"):
+        decoder.prefill(seq)
+    assert not seq.block_table
+    decoder.forward([(seq, 8)])
 
 
 def test_page_11_copies_that_fail_are_done_before_the_next_forward(monkeypatch):

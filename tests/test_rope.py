@@ -1,6 +1,7 @@
 """Rotary tables and rotation: exact vectors, then transformers' own functions."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -300,8 +301,34 @@ def test_pos_11_yarn_mscale_variants(params, right):
     assert rope_inv_freq(rope)[1] == pytest.approx(right)
 
 
+@pytest.mark.parametrize(
+    ("params", "right"),
+    [
+        ({"short_mscale": 1.25, "long_mscale": 1.5}, (1.25, 1.5)),  # Phi MoE
+        ({"long_mscale": 1.5, "attention_factor": 1.1}, (1.1, 1.5)),
+        ({}, (math.sqrt(1 + math.log(4) / math.log(8)),) * 2),
+    ],
+)
+def test_pos_08_each_longrope_table_may_have_its_own_factor(params, right):
+    rope = replace(LONGROPE, params=tuple(sorted({**dict(LONGROPE.params), **params}.items())))
+    for length, factor in zip((8, 9), right, strict=True):
+        assert rope_inv_freq(rope, length)[1] == pytest.approx(factor)
+        assert rope_tables(rope, 1, seq_len=length)[0].max().item() == pytest.approx(factor)
+
+
+def test_pos_08_a_fixed_alpha_is_one_table_for_every_length():
+    """Hunyuan writes "dynamic" with an alpha: theta * alpha^(d / (d - 2)), whatever the length."""
+    rope = spec("dynamic", dim=128, alpha=1000.0, factor=1.0, max_position_embeddings=64)
+    right = (10_000.0 * 1000 ** (128 / 126)) ** (-126 / 128)
+    for length in (None, 64, 100_000):
+        assert rope_inv_freq(rope, length)[0][-1].item() == pytest.approx(right)
+    assert table_id(rope, 65) == "fixed"
+    RopeTable(rope, 32).rows(torch.tensor([100]))
+
+
 LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 ORIGINAL = {"original_max_position_embeddings": 64}
+YARN = {"factor": 2, **ORIGINAL}
 
 
 @pytest.mark.parametrize(
@@ -322,11 +349,26 @@ ORIGINAL = {"original_max_position_embeddings": 64}
         ),
         ("llama3", {**ORIGINAL, "factor": 8}, "needs 'low_freq_factor'"),
         ("llama3", LLAMA3, "needs 'original_max_position_embeddings'"),
+        *(("yarn", {**YARN, "attention_factor": x}, "attention_factor is") for x in (0, -1, "x")),
+        ("yarn", {**YARN, "beta_fast": -32}, "beta_fast is -32"),
+        ("yarn", {**YARN, "mscale": "x", "mscale_all_dim": 1}, "mscale is 'x'"),
+        *(
+            ("longrope", {**YARN, "short_factor": (1, x, 1, 1)}, "short_factor")
+            for x in (0, -1, None, math.nan)
+        ),
+        *(("longrope", {**YARN, "short_factor": x}, "short_factor") for x in (2, "abcd", (1, 1))),
+        ("proportional", {"partial_rotary_factor": -1}, "partial_rotary_factor is -1"),
     ],
 )
 def test_pos_07_a_setting_that_gives_no_finite_table_is_named(rule, params, named):
     with pytest.raises(RopeError, match=named):
         rope_inv_freq(RopeSpec(10_000.0, 8, rule, tuple(sorted(params.items()))))
+
+
+@pytest.mark.parametrize("theta", [0, -1.0, math.inf, math.nan, None, "10000"])
+def test_pos_07_a_base_that_is_no_positive_number_is_named(theta):
+    with pytest.raises(RopeError, match="rope_theta"):
+        rope_inv_freq(RopeSpec(theta, 8))
 
 
 def test_pos_10_two_rotated_dimensions_have_no_dynamic_exponent():

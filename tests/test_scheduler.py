@@ -614,7 +614,7 @@ def test_a_limit_or_priority_that_is_no_number_is_refused(fields):
     [{"stop_token_ids": value} for value in (None, 5, "ab", (None,), (2.5,))]
     + [
         {"multimodal": value}
-        for value in (None, (5,), (("cat",),), (("cat", 0, "2"),), ((1, 0, 2),))
+        for value in (None, (5,), (("cat",),), (("cat", 0, "2"),), ((1, 0, 2),), (("cat", -1, 2),))
     ]
     + [{"adapter": 3}, {"adapter": b"x"}, {"cache_salt": 3}],
 )

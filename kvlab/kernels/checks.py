@@ -86,6 +86,10 @@ def check_shapes(
             "[num_blocks, block_size, num_kv_heads, head_dim]; pass layout='HND' if heads come "
             "before tokens."
         )
+    if head_dim == 0 or key_cache.shape[1] == 0:
+        raise WrongShape(
+            f"key_cache {list(key_cache.shape)}; expected a head_dim and a block_size above 0."
+        )
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise WrongShape(
             f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly: num_heads must "
@@ -106,7 +110,7 @@ def check_shapes(
         names = ", ".join(sorted(str(device) for device in devices))
         raise WrongDevice(f"tensors lie on {names}; move them to one device.")
     named = {"query": query, "key_cache": key_cache, "value_cache": value_cache}
-    named |= {"block_tables": block_tables}
+    named |= {"block_tables": block_tables, "seq_lens": seq_lens}
     for name, tensor in named.items():
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise NotContiguous(

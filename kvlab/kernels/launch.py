@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kvlab.blocks import is_whole
 from kvlab.kernels import paged_decode as kernels
 from kvlab.kernels.checks import (
     BadSetting,
@@ -36,6 +38,16 @@ class Tile:
     block_v: int  # value_dim rounded up
     num_warps: int
     num_stages: int  # tiles in flight: 3 looks up one tile and loads another meanwhile
+
+    def require(self, group: int, head_dim: int, value_dim: int) -> None:
+        """Raise BadSetting unless the tile holds the shape: a smaller one would cut it off."""
+        sizes = (self.keys, self.block_g, self.block_d, self.block_v)
+        least = (1, group, head_dim, value_dim)
+        if any(size < max(n, 1) or size & (size - 1) for size, n in zip(sizes, least, strict=True)):
+            raise BadSetting(
+                f"{self}; expected powers of 2, with block_g at least {group}, block_d at least "
+                f"{head_dim} and block_v at least {value_dim}. choose_tile() makes one that fits."
+            )
 
 
 def next_power_of_2(n: int) -> int:
@@ -135,9 +147,11 @@ def paged_decode(
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
     check_shapes(query, key_cache, value_cache, block_tables, seq_lens)
     check_device(query)
-    if window is not None and window < 1:
+    if scale is not None and not math.isfinite(scale):
+        raise BadSetting(f"scale {scale}; expected None or a finite number.")
+    if window is not None and not is_whole(window, 1):
         raise BadSetting(f"window {window}; expected None or at least 1 (the query itself).")
-    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
+    if num_splits is not None and not (is_whole(num_splits, 1) and num_splits <= MAX_SPLITS):
         raise BadSetting(f"num_splits {num_splits}; expected None or 1 to {MAX_SPLITS}.")
 
     num_seqs, num_heads, head_dim = query.shape
@@ -150,6 +164,8 @@ def paged_decode(
     capability, num_multiprocessors = device_facts(query.device)
     if tile is None:
         tile = choose_tile(group, head_dim, value_dim, query.element_size(), capability)
+    else:
+        tile.require(group, head_dim, value_dim)
     if num_splits is None:
         num_splits = choose_num_splits(
             num_seqs, num_kv_heads, max_seq_len, num_multiprocessors, tile.keys, window

@@ -56,6 +56,7 @@ def split_range(
     first visible position: those keys are masked, not loaded.
     """
     require(1, num_splits=num_splits)
+    require(0, seq_len=seq_len, split=split)
     first = max(seq_len - window, 0) if window else 0
     per_split = ceil_div(num_tiles(seq_len, tile, window), num_splits)
     begin = (first // tile + split * per_split) * tile

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvlab.kernels.checks import check_block_tables
+from kvlab.kernels.checks import check_block_tables, check_shapes
 from kvlab.kernels.reference import merge
 from kvlab.kernels.splits import require, split_range
 
@@ -128,6 +128,7 @@ def paged_decode_walk(
     fold: Fold | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All programs of a launch, then the merge. Arguments and results as `launch.paged_decode`."""
+    check_shapes(query, key_cache, value_cache, block_tables, seq_lens)
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     group = num_heads // num_kv_heads
