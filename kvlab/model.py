@@ -211,16 +211,16 @@ def lay_out(weight: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 at least."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean in float32 at least."""
     if is_cpu_vector(x):
-        wide = x if x.dtype == torch.float64 else x.float()
-        return (wide * weight).mul_(rms_scale(wide, eps)).to(x.dtype)
+        return x.mul(rms_scale(x, eps)).mul_(weight)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rms_scale(x: torch.Tensor, eps: float) -> float:
     """1 / sqrt(mean(x^2) + eps) of one vector: the sum of squares is one dot product."""
-    return (float(torch.dot(x, x)) / x.shape[0] + eps) ** -0.5
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (float(torch.dot(wide, wide)) / x.shape[0] + eps) ** -0.5
 
 
 def is_cpu_vector(x: torch.Tensor) -> bool:
