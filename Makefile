@@ -42,7 +42,7 @@ help:
 	@echo "make test        all tests; builds the book first and finds a Chromium"
 	@echo "make colab       the chapters on Colab's versions; make newest, make transformers4: on others"
 	@echo "make long        the tests with long property runs"
-	@echo "make bench       measure decoding, and the built pages, on this machine"
+	@echo "make bench       measure decoding, and the built pages, on this machine (NAME=cpu-mine: beside)"
 	@echo "make address URL=https://github.com/OWNER/REPOSITORY   set the public address everywhere"
 	@echo "make clean       remove what was built; make distclean also removes the environment"
 
@@ -120,7 +120,7 @@ long: $(BOOK) browser checkpoint
 	KVLAB_LONG=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q
 
 bench: $(BOOK) browser checkpoint
-	env -u OMP_WAIT_POLICY $(PY) -m bench
+	env -u OMP_WAIT_POLICY $(PY) -m bench $(if $(NAME),--name $(NAME))
 
 address: $(ENV)
 	@test -n "$(URL)" || { echo "Say which: make address URL=https://github.com/OWNER/REPOSITORY"; exit 1; }

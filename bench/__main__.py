@@ -2,7 +2,7 @@
 
 python -m bench                    everything, about ten minutes on an idle machine
 python -m bench --only decode      one case
-python -m bench --name my-laptop   another record; the page plots the one named "cpu"
+python -m bench --name cpu-laptop  another record, which the page sets beside the one named "cpu"
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, dict]]:
                     yield name, {"load_average_after": os.getloadavg()[0], **value}
     if "decode" in options.only:
         torch.set_num_threads(max(options.threads))
-        record.write_hardware(options.name, measured_hardware())
+        record.write_hardware(options.name, measured_hardware(dtypes=DTYPES))
     if "pages" in options.only:
         yield "pages", pages.pages()
 

@@ -158,12 +158,20 @@ def describe_machine() -> dict[str, object]:
     }
 
 
-def measured_hardware(rounds: int = 5) -> HardwareSpec:
-    """The machine this runs on as a HardwareSpec, from about a second of measuring."""
+def measured_hardware(
+    rounds: int = 5, dtypes: Mapping[str, torch.dtype] | None = None
+) -> HardwareSpec:
+    """The machine this runs on as a HardwareSpec, from about a second of measuring.
+
+    dtypes   whose products to measure, fp32 by default: without instructions for it, bf16 is slow
+    """
     about = describe_machine()
     threads = torch.get_num_threads()
     with torch.inference_mode():
-        peaks = {"fp32": matrix_flops_per_second(torch.float32, rounds=rounds)}
+        peaks = {
+            name: matrix_flops_per_second(dtype, rounds=rounds)
+            for name, dtype in (dtypes or {"fp32": torch.float32}).items()
+        }
         bandwidth = streamed_bytes_per_second(rounds=rounds)
     return HardwareSpec(
         name=f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}",
@@ -177,6 +185,12 @@ def measured_hardware(rounds: int = 5) -> HardwareSpec:
 def recorded(name: str = "cpu") -> dict:
     """A record of data/measurements, as `python -m bench` wrote it."""
     return json.loads((DATA_DIR / "measurements" / f"{name}.json").read_text("utf-8"))
+
+
+def recorded_processors() -> dict[str, dict]:
+    """Every bench record by its name: "cpu", and those that stand beside it, such as "cpu-mine"."""
+    names = sorted(path.stem for path in (DATA_DIR / "measurements").glob("cpu*.json"))
+    return {name: recorded(name) for name in names}
 
 
 def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 
 import pytest
@@ -10,8 +11,8 @@ from small_models import tiny_spec
 
 from bench import ablation, llamacpp, record
 from bench.cases import timed
-from kvlab import plots_bench
-from kvlab.measure import recorded
+from kvlab import plots_bench, plots_processors
+from kvlab.measure import recorded, recorded_processors
 from kvlab.model import Decoder, random_weights
 from kvlab.rope import interleave_permutation
 
@@ -84,7 +85,12 @@ def test_a_busy_machine_is_compared_by_processor_time():
 
 
 def cases():
-    for name, case in recorded("cpu")["cases"].items():
+    named = [
+        (f"{processor}: {name}", case)
+        for processor, whole in recorded_processors().items()
+        for name, case in whole["cases"].items()
+    ]
+    for name, case in named:
         if "points" in case:
             yield from ((f"{name}, s = {s}", point) for s, point in case["points"].items())
         elif "batches" in case:
@@ -104,8 +110,27 @@ def test_recorded_medians_and_ratios_follow_from_the_samples(name, case):
             assert case[f"ratio_{clock}"][loop] == pytest.approx(ratio, rel=0.02, abs=2e-3), name
 
 
-def test_record_names_machine_versions_and_weights():
-    machine = recorded("cpu")["machine"]
+@pytest.mark.parametrize("name", recorded_processors())
+def test_record_names_machine_versions_and_weights(name):
+    machine = recorded(name)["machine"]
     for key in ("cpu", "cores", "torch", "transformers", "weights", "load_average"):
         assert machine[key] is not None
-    assert plots_bench.cases_of(recorded("cpu"), "decode")
+    assert plots_bench.cases_of(recorded(name), "decode")
+
+
+def test_records_of_several_processors_stand_side_by_side(monkeypatch):
+    shown = []
+    monkeypatch.setattr(plots_processors, "table", lambda rows, *_: shown.extend(rows))
+    mine = copy.deepcopy(recorded("cpu"))
+    mine["machine"]["cpu"] = "without llama.cpp"
+    for case in ("decode, fp32, 1 thread", "decode, bf16, 1 thread"):
+        for clock in ("wall", "cpu"):
+            mine["cases"][case][f"ratio_{clock}"].pop("llama.cpp")
+    plots_processors.show_processors({"cpu": recorded("cpu"), "cpu-mine": mine})
+    for row in shown:
+        label, here, there = row.values()
+        assert there == ("" if "llama.cpp" in label else here) and here
+    batches = mine["cases"]["engine, fp32, 1 thread"]["batches"]["wall"]
+    one, sixteen = (batches[f"batch {n}"]["median_seconds"] for n in (1, 16))
+    gains = {row["one thread"]: list(row.values())[1] for row in shown}
+    assert gains["fp32: tokens a second, 16 requests / 1"] == f"{16 * one / sixteen:.1f}"
