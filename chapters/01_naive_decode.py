@@ -330,9 +330,9 @@ figure(
 # A clock: yours will differ.
 say(
     f"This machine did {units.flops(rate)} a second at 512 tokens. At 64 tokens the prediction is "
-    f"{fit[64] / measured[64]:.0%} of the measured time: small matrix products do not reach the "
-    f"rate of large ones, because there the machine waits for weights instead of multiplying. "
-    f"Chapter 8 is about that."
+    f"{fit[64] / measured[64]:.0%} of the measured time. A step also pays what does not grow with "
+    f"its tokens, every weight read and every operation started once, and small matrix products do "
+    f"not reach the rate of large ones. Chapter 8 takes these apart."
 )
 
 # %% [markdown]
@@ -445,16 +445,17 @@ status(1)
 # %% [markdown]
 # ## In the engines
 #
-# No engine decodes like this, but each has the pieces. vLLM never makes the rows of logits that
-# are thrown away: `_prepare_inputs` in `vllm/v1/worker/gpu_model_runner.py` (at commit 000fc94)
-# takes the last token of every request, `query_start_loc[1:] - 1`, and multiplies only those rows
-# by the output head. SGLang's `LogitsProcessor` (`python/sglang/srt/layers/logits_processor.py`) cuts
+# No engine decodes like this, but each has the pieces. vLLM makes one row of logits a request, not
+# one a token: `_prepare_inputs` in `vllm/v1/worker/gpu_model_runner.py` (at commit 000fc94) takes
+# the last token of every request, `query_start_loc[1:] - 1`, and multiplies only those rows by the
+# output head. (A prompt fed in pieces still gets a row for each piece, which is dropped; with drafts
+# there is one more row for each draft.) SGLang's `LogitsProcessor` (`python/sglang/srt/layers/logits_processor.py`) cuts
 # the hidden states down to the last one of each request first. kvlab's decoder has the same choice:
 # `rows="last"`.
 #
 # And a naive forward over a half-written sequence still happens in production, once: when an
 # engine runs out of memory it drops the cache of a request and later computes it again, prompt and
-# outputs in one forward. That is *preemption by recompute*, and chapter 7 builds it.
+# outputs as one long prompt. That is *preemption by recompute*, and chapter 7 builds it.
 
 # %% [markdown]
 # ## What it cost, what comes next

@@ -149,7 +149,7 @@ print("same shape:", tiled.shape == ours.shape, "  same numbers:", torch.allclos
 # %% [markdown]
 # ## Never expand what you keep
 #
-# Attention kernels want as many K as Q, so code often repeats K and V first. If that happens before
+# Plain attention code wants as many K as Q, so it often repeats K and V first. If that happens before
 # the write, results are right and the cache is $h / h_{kv}$ times too large. If it happens after the
 # read, every step copies the whole cache. Neither is needed: fold the group into the query axis
 # instead. A group of three queries over one K is just a small matrix product.
@@ -175,7 +175,7 @@ from kvlab.widgets.predict import Predict
 group = llama.num_heads // llama.num_kv_heads
 show(
     Predict(
-        question="Repeating K and V before attention moves how many times their bytes?",
+        question="Repeating K and V and then attending moves how many times the bytes of K and V?",
         answer=1 + 2 * group,
         explanation="Read them once, write the repeated copies, read those: 1 + group + group.",
     )
@@ -197,6 +197,11 @@ clock = medians(in_turns(ways, rounds=9))
 rows = [{"way": name, "time": units.seconds(t), "of folded": f"{t / clock['folded']:.1f}"}
         for name, t in clock.items()]
 table(rows, "One query over a long context, on this machine")
+say(
+    f"The bytes alone say {1 + 2 * group} times, the clock says "
+    f"{clock['repeated'] / clock['folded']:.0f}. What the bytes leave out: every copy asks for fresh "
+    "memory, and a copy that repeats runs slower than a plain read."
+)
 
 # %% [markdown]
 # ## Four constants and one variable
@@ -353,7 +358,8 @@ n = 131_072
 rows = []
 for name in shown:
     one = preset(name)
-    right, full = costs.kv_bytes(one, n), costs.kv_bytes(kv_costs.padded_to_full(one), n)
+    right = kv_costs.sequence_bytes(one, n)
+    full = kv_costs.sequence_bytes(kv_costs.padded_to_full(one), n)
     naive = n * kv_costs.bytes_per_token_from_query_heads(one)
     rows.append({
         "model": one.name,
@@ -408,8 +414,8 @@ for name, tensor in {"NHD": nhd, "HND": hnd, "K and V fused": fused}.items():
 # %% [markdown]
 # A transposed view of one is the other, for free, as long as strides are respected. The bug is to
 # take memory in one order and call it the other: `view` or `reshape` instead of `transpose`. The
-# shape is right and no error comes. When the number of tokens equals the number of heads, not even
-# the shape can tell.
+# shape is right and no error comes. Converting nothing at all is a second bug. There the shape tells,
+# unless the number of tokens equals the number of heads.
 
 # %%
 right_view = nhd.transpose(0, 1)
@@ -426,7 +432,7 @@ rows = [
     for i in range(h_kv)
 ]
 table(rows, "Whose row stands where, after the confusion", note=f"{moved} of {tokens * h_kv} rows "
-      "are somebody else's; the first and the last are right, so a test of one token finds nothing.")
+      "are somebody else's. With a single token both orders are the same memory, and a test finds nothing.")
 
 # %% [markdown]
 # In kvlab each mistake of this chapter is a switch. Here they are, each on, then caught on a tiny
@@ -464,9 +470,9 @@ table(rows, "Bytes a token on each of T cards, bf16")
 # %% [markdown]
 # ## Fewer bits
 #
-# The last factor is $b$. Eight-bit formats halve the cache. Below that, numbers share a scale in
-# blocks, and the scales take room: half a byte a number is never quite reached. So $b$ is a fraction,
-# and it is exact.
+# The last factor is $b$. fp8 halves the cache. In the other formats the numbers of a block share a
+# scale, and the scales take room: q8_0 stays above one byte a number, the four-bit ones above half a
+# byte. So $b$ is a fraction, and it is exact.
 
 # %% tags=["hide-input"]
 from kvlab.kv_formats import FORMATS
@@ -482,10 +488,12 @@ table(rows, f"{llama.name} in other formats")
 # %% [markdown]
 # ## What fits on a card
 #
-# Now a plan. A card's box gives its memory in GB, powers of ten. Its driver reports MiB, powers of
-# two, and a little more. An engine takes a share of that (vLLM's default is 0.9) and leaves the rest
-# for everything else that runs. Weights come off first, and what is left is the *pool* of the cache.
-# Whether 64 sequences of 8,192 tokens fit depends on which of these figures you start from.
+# Now a plan. A card's box gives its memory in GB, powers of ten. Its driver reports MiB, and finds more
+# bytes than the box says, because memory is made in powers of two. An engine takes a share of it; this
+# plan takes 0.9. Weights come off first. vLLM (`gpu_memory_utilization`) then takes off what a forward
+# needs for itself, activations and captured graphs; SGLang (`mem_fraction_static`) leaves those outside
+# its share. This plan charges nothing for them, so its answer is an upper bound. What is left is the
+# *pool* of the cache. Whether 64 sequences of 8,192 tokens fit depends on which of these figures you start from.
 
 # %% tags=["hide-input"]
 from kvlab.reports.capacity import ask_capacity
@@ -637,7 +645,7 @@ say(
     f"{len(shown)} models of the figure (bf16).",
     f"**What it made possible**: {llama.name} keeps {units.binary_bytes(right_rate)} a token where "
     f"a KV head for every query head would keep {units.binary_bytes(mha)}, so one {card.name} holds "
-    f"{plan['sequences_that_fit']} sequences of 8,192 tokens. That number was planned from a file, before "
+    f"at most {plan['sequences_that_fit']} sequences of 8,192 tokens. That number was planned from a file, before "
     f"anything was allocated.",
 )
 

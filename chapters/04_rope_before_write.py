@@ -19,7 +19,7 @@
 #
 # You rotate a query and a key by hand, find the rotated key in the cache, and then break the
 # position on purpose. Nothing complains. You measure how far the model drifts, meet a mistake that
-# no output can show, and write the one-line check that catches it and all its relatives.
+# no output can show, and write the one-line check that catches both.
 #
 # You need [chapter 2](02_cache_append.ipynb): the cache, and the loop that feeds one token a step.
 # A sine and a cosine help.
@@ -41,7 +41,8 @@ if "google.colab" in sys.modules:
 #
 # A position is an angle. Rotary position embedding (RoPE) takes a query and a key, two numbers at a
 # time, and turns each pair by an angle that grows with the place of the token. Attention multiplies
-# the two: the *score* of a pair depends on the angle between them, and on nothing else.
+# the two. Turning changes no length, so positions reach the *score* of a pair only through the angle
+# between the two.
 #
 # Press *Query + 1* and watch the score. Then press *Both + 1*.
 
@@ -205,7 +206,8 @@ print("stored V is the projected V:", same(stored_value, value))
 # stands at $s_t - 1$, because counting starts at 0.
 #
 # One popular text says that the position *is* the sequence length. That holds only if the length
-# is read before the token is counted. Engines count it first, and subtract.
+# is read before the token is counted. SGLang counts it first, and subtracts. vLLM adds the token's
+# place in this forward to the tokens computed before. Both arrive at $s_t - 1$.
 
 # %%
 from kvlab.attention import CachedAttention
@@ -430,9 +432,9 @@ with fault("decode_position_off_by_one"), faults.watch():
 # %% [markdown]
 # ## Which numbers form a pair?
 #
-# There are two habits. *Half-split* pairs number $i$ with $i + d_h/2$; checkpoints in Hugging Face
-# format expect it. *Interleaved* pairs neighbours, as the first paper drew it. Each is fine. Weights
-# trained with one and run with the other give fluent nonsense.
+# There are two habits. *Half-split* pairs number $i$ with $i + d_h/2$; most checkpoints in Hugging
+# Face format expect it, Llama's among them. *Interleaved* pairs neighbours, as the first paper drew
+# it; GPT-J, Cohere and DeepSeek-V3 expect that. Each is fine. Weights trained with one and run with the other give fluent nonsense.
 
 # %%
 cos, sin = rope_tables(RopeSpec(theta=10_000.0, rotary_dim=8), torch.tensor([1]))
@@ -474,8 +476,9 @@ in_bf16 = positions.to(torch.bfloat16).float().cos()
 print(f"worst error of a cosine: {(exact - in_bf16).abs().max():.1f}")
 
 # %% [markdown]
-# With an error of that size a cosine says nothing at all. The usual way to get there is
-# innocent: the table is built in float32, and then the whole model is cast, table included.
+# With an error of that size a cosine says nothing at all. The usual way to get there is innocent: the
+# speeds are a buffer of the model, the whole model is cast, and from then on angles are computed in
+# bfloat16. Rounding a *finished* cosine is another matter: it loses the last digits and no more.
 
 # %% [markdown]
 # ## Long contexts bend the table
@@ -537,8 +540,10 @@ rows = []
 for name in ("smollm2-135m", "phi-2", "qwen3-next-80b-a3b", "deepseek-v3", "gemma-3-27b", "gpt-2"):
     other_spec = preset(name)
     local = other_spec.rope_local
+    layer = next((one for one in other_spec.layers if one.num_kv_heads), other_spec.layers[0])
     rows.append({
-        "model": other_spec.name, "head_dim": other_spec.head_dim, "rotated": other_spec.rope.rotary_dim,
+        "model": other_spec.name, "head_dim": (layer.expanded or layer).key_dim,
+        "rotated": other_spec.rope.rotary_dim,
         "rule": other_spec.rope.rope_type, "base": f"{other_spec.rope.theta:,.0f}",
         "base of sliding layers": f"{local.theta:,.0f}" if local else "the same",
     })  # fmt: skip
@@ -657,9 +662,10 @@ print(f"attention of one layer at 2048 cached tokens takes {on_read / stored:.1f
 
 
 # %% [markdown]
-# In time it is worse than in FLOPs, because turning writes a second copy of K and reads it
-# back. A fused kernel would avoid the copy and keep the arithmetic. For that price the position
-# becomes free again. The same passage at another place has the same plain keys:
+# In time it is worse than in FLOPs: here each product and each sum is an operation of its own that reads
+# and writes memory, and the turned K is a second copy. A fused kernel would avoid the copy and keep
+# the arithmetic. For that price the position becomes free again. The same passage at another place,
+# with nothing before it here or there, has the same plain keys:
 
 # %%
 def keys_at(first_position):
@@ -686,7 +692,10 @@ print("layers whose plain K is the same at another place:  ", layers_equal(plain
 
 # %% [markdown]
 # This is what the other design is for: dropping tokens from the front and closing the gap, moving a
-# cached passage, changing a scaling rule in the middle of a text. One can also have it both ways.
+# cached passage, changing a scaling rule in the middle of a text. Position is all that this frees. K and
+# V of every layer but the first were made from what stood before them (chapter 2), so a passage behind
+# another text, or without its beginning, keeps rows that a fresh forward would not make. Engines that
+# shift a context accept that. One can also have it both ways.
 # Rotations add up, so a key turned by 7 becomes a key turned by 3 if it is turned by −4 more:
 # rare moves are paid for when they happen, and reads stay free. The engines that shift contexts
 # do that.

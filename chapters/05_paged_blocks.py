@@ -450,8 +450,8 @@ print("adapter X and salt X:", by_adapter, by_salt)
 print("equal hashes:", hash_block(ROOT_HASH, (1,), by_adapter) == hash_block(ROOT_HASH, (1,), by_salt))
 
 # %% [markdown]
-# A block is *published* under its hash when it is full and its K and V are computed, and not one
-# moment earlier. Two equal prompts in the same step therefore find nothing of each other. And a hit
+# In kvlab a block is *published* under its hash when it is full and its K and V are computed, and not
+# one moment earlier. Two equal prompts in the same step therefore find nothing of each other. And a hit
 # compares the tokens of the whole chain: a hash may collide, a token list cannot.
 
 # %%
@@ -596,7 +596,8 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 # A block that is free and published costs nothing until somebody needs room. Then one has to be
 # *evicted*, and the order matters. A chain can only be hit from its head on: without block 0, blocks
 # 1, 2 and 3 are out of reach. So a table is released in such a way that its tail goes first, and
-# among chains the one that was used longest ago. We watch a chain of eight blocks go.
+# among chains the one that was used longest ago. A free block that was never published holds nothing
+# to find, and is handed out before all of them. We watch a chain of eight blocks go.
 
 # %%
 def reusable(eviction):
@@ -787,8 +788,8 @@ check("5.4", answer)
 #
 # </details>
 #
-# **5.5** A pool of 5 blocks. Request A ends and releases its published blocks `[1, 2, 3]`, then B
-# its blocks `[4, 5]`. In which order are the five handed out again?
+# **5.5** A pool of 5 blocks. Request A ends and releases its blocks `[1, 2, 3]`, then B its blocks
+# `[4, 5]`. All five are published. In which order are they handed out again?
 
 # %%
 answer = None  # your answer here, a list
@@ -810,9 +811,13 @@ status(5)
 # vLLM's pool is `vllm/v1/core/block_pool.py` (at commit c59cb79): `BlockPool` takes its null block
 # from the front of a doubly linked free queue, `get_new_blocks` evicts what it hands out, `touch`
 # brings a free cached block back into use, and `free_blocks` expects its blocks in eviction order,
-# tail first. Hashes are chained over full blocks. One thing differs: vLLM keeps equal blocks apart,
+# tail first. Hashes are chained over full blocks. Four things differ. vLLM keeps equal blocks apart,
 # so that a block table, once written, is only appended to; kvlab gives the twin back, to have one
-# owner less to explain.
+# owner less to explain. vLLM trusts its hash, sha256 by default, and compares no tokens. It publishes
+# a block when its tokens are scheduled (`allocate_slots` in `vllm/v1/core/kv_cache_manager.py`, at
+# commit 003df29), so two equal prompts in one step do share: they run in one forward, and in each
+# layer K and V of all rows are written before any row reads. And it forks nothing: several samples
+# of one prompt are requests of their own, which find the prompt's full blocks by hash.
 #
 # SGLang says *page* for block, and keeps its prefixes in a tree instead of a map:
 # `python/sglang/srt/mem_cache/radix_cache.py` (at commit 006b0e3). An edge of the tree is a run of
@@ -821,7 +826,7 @@ status(5)
 # construction. Adapter and salt go into one `extra_key`.
 #
 # Both need at least one token to compute, and both take the block rule for a prompt that is cached
-# to its end.
+# to its end. Where SGLang's page is a single token, that gives up one token only.
 
 # %% [markdown]
 # ## What it cost, what comes next

@@ -55,8 +55,9 @@ if not torch.cuda.is_available():
 #
 # A launch of our kernel makes one *program* for each sequence and each KV head. A program walks over
 # its keys and values, a *tile* of them (a few dozen) in each turn. With one sequence that is a handful
-# of programs on a card with room for hundreds. A square below is room for one program, a *program
-# slot*; it has nothing to do with the slots of the cache. Set *splits* to *by the rule* and press
+# of programs on a card with room for hundreds. A square below is a place for one program, a *program
+# slot*. We count two on each multiprocessor, so that one program loads while the other computes; more
+# may fit. It has nothing to do with the slots of the cache. Set *splits* to *by the rule* and press
 # *Play*: now many programs share one context, and the card is busy.
 
 # %%
@@ -404,15 +405,17 @@ show(
         question="One sequence of 8192 tokens, Llama-3-8B, an A100: into how many splits?",
         answer=one["chosen_splits"],
         unit="splits",
-        explanation="Enough programs to fill the card's program slots once, and no second wave.",
+        explanation="The fewest splits that keep the program slots nearly as busy as the best number "
+        "of splits would. Each split more is one more partial result to merge.",
     )
 )
 
 # %% [markdown]
 # The rule: if sequences times KV heads fill most of the card's program slots, do not split. Else try
 # every number of splits, and take the smallest that keeps them nearly as busy as the best one does. A
-# fixed number would be too small for one sequence and wasteful for many. More programs than slots run
-# in *waves*, one after another.
+# fixed number would be too small for one sequence and wasteful for many. In this count, more programs
+# than slots run in *waves*, one after another. Where more than two fit on a multiprocessor, the waves
+# overlap, and the real loss is smaller.
 
 # %%
 rows = []
@@ -489,7 +492,9 @@ say(
     f"code) and the next tile is copied while this one is computed. On the T4 (sm_75) there are "
     f"{t4_row['tensor_core']} of either: Triton no longer supports that card, and falls back to plain "
     f"multiply-adds, at {t4_row['registers']} registers a thread. For fp32 inputs tensor cores are "
-    "switched off on purpose, since they would round."
+    "switched off on purpose, since they would round. "
+    f"On the A100 {65536 // (a100_row['registers'] * 128)} programs of four warps fit into a "
+    "multiprocessor's registers; the rule above counts on two."
 )
 
 # %% [markdown]
@@ -769,11 +774,15 @@ status(6)
 # %% [markdown]
 # ## In the engines
 #
-# vLLM's Triton decode is in `vllm/v1/attention/ops/triton_decode_attention.py` (read at commit
-# 5c1551b). `_fwd_kernel_stage1` (L59) is our split kernel: its range of positions in L103-L105, the
+# vLLM's nearest relative of our kernel is in `vllm/v1/attention/ops/triton_decode_attention.py` (read
+# at commit 5c1551b). `_fwd_kernel_stage1` (L59) is our split kernel: its range of positions in L103-L105, the
 # block table, there `Req_to_tokens`, looked up in L114-L121, with `PAGE_SIZE` for the block size.
 # `_fwd_grouped_kernel_stage1` packs the query heads of a KV head into a tile of 16, and
-# `_fwd_kernel_stage2` is the merge; the log-sum-exp is stored behind each partial output. vLLM's usual
+# `_fwd_kernel_stage2` is the merge; the log-sum-exp is stored behind each partial output. That file
+# serves MLA models. For models with GQA, vLLM's Triton kernel is `kernel_unified_attention` in
+# `vllm/v1/attention/ops/triton_unified_attention.py` (read at commit `0013943`): one kernel for prompts
+# and decodes, query heads of a KV head in one tile, splits called *segments*, and `reduce_segments` for
+# the merge. It keeps each segment's maximum and sum in place of a log-sum-exp. vLLM's usual
 # backends, FlashAttention and FlashInfer, do the same in CUDA.
 #
 # SGLang's is in `python/sglang/srt/layers/attention/triton_ops/decode_attention.py` (read at commit

@@ -305,6 +305,11 @@ assert [request.output_token_ids for request in requests] == alone
 print("each one is what it would have been alone")
 
 # %% [markdown]
+# In float32 that holds here token for token. In 16 bits a batch of another size may sum in another
+# order, and a near-tie (chapter 2) can fall the other way. Engines therefore do not promise it; vLLM
+# has a slower mode that does, `VLLM_BATCH_INVARIANT`.
+
+# %% [markdown]
 # `Engine` is this loop with the edges filed off: end of sequence, sampling with a seed per request,
 # streaming, times, and a trace of every step. First a guess. We give it sixteen prompts and ask for
 # twelve outputs each; a loop over single requests would need a forward per output.
@@ -424,8 +429,8 @@ table(rows, "The long prompt D arrives while three others run in a small pool")
 # known; it cannot know how long the answers get, so a preemption remains.
 #
 # The second question of the door: if the first in line does not fit, may lighter ones pass it?
-# Strict order leaves memory idle. Passing fills it, and makes the heavy one wait for all who
-# passed. kvlab bounds how often, so that nobody waits for ever.
+# Strict order leaves memory idle. Passing fills it, and may keep the heavy one waiting, if those who
+# passed still hold blocks when its turn comes. kvlab bounds how often, so that nobody waits for ever.
 
 # %%
 rows = []
@@ -440,6 +445,10 @@ for rule in ("strict", "skip"):
         "the light ones wait": ", ".join(f"{waits[name]}" for name in "BCD"),
     })
 table(rows, "A heavy request arrives before three light ones (waits in steps)")
+
+# %% [markdown]
+# Here passing cost the heavy one nothing: it waits for A's blocks, and the light ones were done before
+# A was.
 
 # %% [markdown]
 # And the threshold: it keeps a long prompt from taking every step's budget while others only want
@@ -683,9 +692,9 @@ check("7.4", bill)
 # are written by `MHATokenToKVPool.set_kv_buffer(layer, loc, k, v)` in
 # `python/sglang/srt/mem_cache/memory_pool.py` (at `000ccdb`), where `loc` is our slot mapping.
 #
-# kvlab differs in two places, on purpose: its running queue is always sorted by arrival, so the
-# victim of a preemption is the youngest and never one that was served in the same step; and a
-# prompt is cut to the free blocks before anybody is preempted. The
+# kvlab differs in two places, on purpose. Its running queue is always sorted by arrival or priority,
+# so the victim of a preemption was never served in the same step; vLLM under priorities may have to
+# take back what it just gave. And a prompt is cut to the free blocks before anybody is preempted. The
 # [engine map](../book/engines.md) has the names side by side.
 
 # %% [markdown]

@@ -95,8 +95,8 @@ say(
 # %% [markdown]
 # ## Two roofs
 #
-# Arithmetic and memory work at the same time, so a step takes as long as the slower of the two. In
-# FLOP per second: below a certain number of FLOPs per byte the bandwidth is the limit, above it the
+# Arithmetic and memory work at the same time, so a step takes at least as long as the slower of the
+# two. In # FLOP per second: below a certain number of FLOPs per byte the bandwidth is the limit, above it the
 # peak. That corner is the *ridge*.
 
 # %%
@@ -139,7 +139,7 @@ table(
 )
 
 # %% [markdown]
-# Every card has its ridge at dozens or hundreds of FLOPs per byte. A cached step has one. The
+# Every card in the table has its ridge at hundreds of FLOPs per byte. A cached step has one. The
 # uncached step of chapter 1 lies on the other side: it does thousands of times the arithmetic on the
 # same weights.
 
@@ -343,15 +343,17 @@ table(rows, "One step at context 96 on this machine, fp32: roofline and clock")
 
 # %% [markdown]
 # A measurement that exceeds the prediction is no miracle: the roofs were measured too, with other
-# shapes, on a machine that may have been busier. One that falls short has a reason, and the rest of
-# this section looks for it.
+# shapes, on a machine that may have been busier. One that falls short has a reason. For one sequence
+# the next part looks for it. A batch has a second one: its products read each weight once, as planned,
+# but a library may take several times as long for a few rows as for one.
 
 # %% [markdown]
 # ### The gap has a name
 #
 # A step is more than its products. Each operator call costs some microseconds in which Python and
 # torch decide what to run. `make bench` measures this in turns, round after round, beside
-# transformers and llama.cpp. Here is the record that stands in `data/measurements`.
+# transformers and llama.cpp. Here is the record that stands in `data/measurements`. It is of one thread;
+# the table above used all.
 
 # %% tags=["hide-input"]
 from kvlab import plots_bench
@@ -374,6 +376,7 @@ say(
     f"everything between the products: norms, rotation, attention, the cache write, and the calls "
     f"themselves, {calls_of[0]:,} of them here and {calls_of[1]:,} in transformers."
 )
+plots_bench.say_products(record)
 
 # %%
 plots_bench.show_means(record, case)
@@ -382,11 +385,21 @@ plots_bench.show_means(record, case)
 # Each row changes one thing and leaves the rest. None of them needs a compiler, and a reader finds
 # each in `kvlab/model.py`, `kvlab/cache.py` or `kvlab/attention.py` in a line or two.
 #
-# Against the context the picture is the one that chapter 2 promised: a cache that is copied at every
-# step grows steeper than one that is only read.
+# Against the context both grow, by little beside the weights:
 
 # %% tags=["hide-input"]
 plots_bench.show_context(record)
+points = record["cases"][f"context, {case}"]["points"]
+least, most = min(points, key=int), max(points, key=int)
+medians_at = {s: points[s][plots_bench.clock_of(record)] for s in (least, most)}
+ours, theirs = (
+    units.seconds(medians_at[most][loop]["median_seconds"] - at["median_seconds"])
+    for loop, at in medians_at[least].items()
+)
+say(
+    f"From s = {int(least):,} to {int(most):,} kvlab's step, which reads its cache, grows by {ours}; "
+    f"that of transformers, whose cache is copied at every step, by {theirs}."
+)
 
 # %% [markdown]
 # The [bench page](../book/bench.md) has all recorded cases, llama.cpp among them, and says how to
@@ -445,8 +458,10 @@ say(
 # %% [markdown]
 # ## What fits
 #
-# Batching needs room. An engine takes a share of the card (0.9 is usual), subtracts the weights, and
-# cuts the rest into blocks. One block is kept back as the null block that padding points to.
+# Batching needs room. An engine takes a share of the card (0.9 here; vLLM's default was that for years
+# and is a little more by now), subtracts the weights and the room that one forward needs, and cuts the
+# rest into blocks. The table leaves the forward's room out, so a real pool is smaller. One block is
+# kept back: the null block, for table entries with nothing to read.
 
 # %%
 from kvlab import kv_costs
@@ -589,7 +604,8 @@ rows += [
 table(
     rows,
     "What the bytes allow each technique to gain, at most",
-    "Graph: twelve kernels a layer at 5 µs each, an assumption you can change above. "
+    "Graph: twelve kernels a layer at 5 µs each that nothing hides, an assumption you can change above. "
+    "A GPU kept busy takes its next launches while it works, and then a graph gains little. "
     "Drafts: the drafter itself is taken as free.",
 )
 

@@ -109,7 +109,7 @@ def show_means(record: Record, only: str | None = None) -> None:
     for name, case in cases_of(record, "means", only).items():
         rows = [
             {
-                "taken away": what,
+                "changed back": "nothing" if what == "all of them" else what,
                 "step takes": f"{ratio:.2f} x",
                 "operator calls": f"{case['operators'][what]:,}",
             }

@@ -106,6 +106,7 @@ register(
         ),
         check=_check_keepable,
         solution=_KEEPABLE,
-        hint="Ask of each: does it come out the same at the next step, and will that step read it?",
+        hint="Ask of each: does it come out the same whenever it is needed again, and is it "
+        "needed again?",
     )
 )

@@ -107,8 +107,8 @@ EXERCISES = (
         id="5.5",
         title="Who goes first?",
         question=(
-            "A pool of 5 blocks. Request A ends and releases its published blocks [1, 2, 3], then "
-            "B its blocks [4, 5]. In which order are the five handed out again?"
+            "A pool of 5 blocks. Request A ends and releases its blocks [1, 2, 3], then B its "
+            "blocks [4, 5]. All five are published. In which order are they handed out again?"
         ),
         check=_check_order,
         solution=_ORDER,

@@ -129,8 +129,9 @@ register(
         looks_like="Shapes are right and so are all norms, which is what one would test first.",
         detector="The first layer's q and k, as attention gets them, equal R(position) W x, with "
         "R from the checkpoint's own pairing; the exact vector in the tests.",
-        cure="Hugging Face checkpoints are half-split. Convert by permuting the rows of W_q and "
-        "W_k alike, or rotate the other way; never half of each.",
+        cure="Most Hugging Face checkpoints are half-split, but not all: read the model's own "
+        "code. Convert by permuting the rows of W_q and W_k alike, or rotate the other way; never "
+        "half of each.",
         source="huggingface/transformers#25199, rasbt/LLMs-from-scratch#747, "
         "jzhang38/TinyLlama#24, huggingface/nanotron#427",
         switch=_interleaved,
@@ -182,7 +183,8 @@ register(
         layer="position",
         symptom="Quality falls as the context grows; below a few dozen tokens nothing is wrong.",
         smallest_input="Position 257 in bfloat16 is 256: two neighbours share one angle.",
-        looks_like="The table was float32 when it was built; casting the model cast it as well.",
+        looks_like="The speeds were float32 when they were made; casting the model cast them, and "
+        "angles are computed from them since.",
         detector="The table in use equals one computed from the spec in float64.",
         cure="Compute position * inv_freq in float32, always; round cos and sin, if at all.",
         source="EleutherAI/gpt-neox#1003, huggingface/transformers#29285, "

@@ -125,11 +125,11 @@ register(
         wrong_share(proposer=None),
         _DIFFERENT,
         0.2,
-        symptom="Every decoded token is rotated one position too far. The text drifts, and the "
-        "longer the output the worse.",
+        symptom="Every decoded token is rotated one position too far. The first words after the "
+        "prompt suffer most; after that the text is fluent again.",
         smallest_input="Prompt of 20 tokens, budget 8: (computed, scheduled) must be (0, 8), "
         "(8, 8), (16, 4), (20, 1); the fault says (21, 1).",
-        looks_like=NOTHING + "Prefill is right, so short answers look fine.",
+        looks_like=NOTHING + "Prefill is right, so a test of the first output passes.",
         detector="Before each forward: last position of every request == its seq_len - 1.",
         cure="Count a token as computed when its K and V are written, one step after it is "
         "sampled.",
