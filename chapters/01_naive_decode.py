@@ -74,8 +74,10 @@ say(
 )
 
 # %% [markdown]
-# *Coarse* means the parameter count of a model card. There is an exact accounting too, and every
-# number in this book says which one it uses. The rest of this chapter takes the larger figure apart.
+# *Coarse* takes the parameter count of a model card: all weights that lie in memory (*resident*), to
+# three digits. *Exact* takes the matrices that a step multiplies by (`streamed_params` in code): those
+# of all layers, and the *output head*, which turns the last hidden state into logits. Looking up a
+# token's vector does not count. Every number in this book says which one it uses. The rest of this chapter takes the larger figure apart.
 
 # %% [markdown]
 # ## A real model
@@ -102,9 +104,14 @@ print(len(prompt_ids), "tokens:", prompt_ids)
 # %% [markdown]
 # ## The loop, by hand
 #
-# The decoder takes three things from outside: token ids, their positions, and a function that
-# does the attention. Ours keeps nothing. It sees Q, K and V of the tokens that were fed, lets
-# each query look at the keys up to its own, and forgets them.
+# The decoder takes three things from outside: token ids, their positions, and a function that does
+# the attention. It calls that function once in each layer, with Q, K and V of the tokens that were fed.
+# For each query, attention takes the dot product with every key up to its own, turns these scores into
+# shares that sum to one (a softmax), and mixes the values in these shares. Our function keeps nothing.
+#
+# A *head* is a slice of the vectors in which attention runs on its own. Letters: $s$ tokens, $h$ query
+# heads, $h_{kv}$ heads of K and V (why fewer: chapter 3), $d_h$ numbers in a head, $L$ layers. All
+# letters and words are on the [notation page](../book/notation.md).
 
 # %%
 from kvlab.attention import attention
@@ -205,8 +212,9 @@ print(f"layers whose {old} old keys and values came out the same: {sum(same)} of
 
 # %% [markdown]
 # Every layer, every old token: the new token changed nothing before it. It could not. The causal
-# mask lets a token see only itself and what stands before it, so the hidden state of token $i$ in
-# layer 1 depends on tokens up to $i$, and the same then holds in layer 2, and in all of them.
+# mask lets a token see only itself and what stands before it. So the *hidden state* of token $i$, the
+# vector that one layer hands to the next, depends on tokens up to $i$ behind layer 0 (code counts from
+# 0), and so behind layer 1, and behind all of them.
 #
 # The loop computes these vectors again only because it did not keep them.
 
@@ -240,8 +248,9 @@ print(f"counted {counted:,} repeated rows in {n} steps; the closed form says {pr
 #
 # Two kinds of work, and they grow differently. The *projections* multiply every token by every
 # weight matrix. Each of the $P$ parameters costs one multiplication and one addition a token: $2Ps$.
-# *Attention* compares pairs of tokens: $4 d_h$ FLOPs a pair, in each of $h$ heads and $L$ layers.
-# The causal mask leaves half of the $s^2$ pairs:
+# *Attention* compares pairs of tokens. The score is a dot product of $d_h$ numbers, the mix adds $d_h$
+# numbers times a share: $2 d_h$ FLOPs each, so $4 d_h$ a pair, in each of $h$ heads and $L$ layers. The
+# causal mask leaves about half of the $s^2$ pairs; we count half:
 #
 # $$F_u(s) = 2Ps + \tfrac{1}{2} \cdot 4 h d_h L s^2$$
 #
@@ -336,7 +345,7 @@ say(
 )
 
 # %% [markdown]
-# ## Two bugs of this layer
+# ## Two bugs of this chapter
 #
 # A loop this short has room for mistakes that raise nothing. The book keeps a register of such
 # faults: each can be switched on in one line, and each has a detector. Here is the model without

@@ -52,7 +52,8 @@ llama = preset("llama-3-8b")
 show(CostTable())
 
 # %% [markdown]
-# The rest of this chapter builds the right column. (The row *FLOP per byte* is for chapter 8.)
+# The rest of this chapter builds the right column. (On the live page, the row *FLOP
+# per byte* is for chapter 8.)
 
 # %%
 import torch
@@ -73,7 +74,9 @@ prompt_ids = checkpoint.encode("The capital of France is Paris. The capital of I
 # values of all tokens. The keys and values of the old ones are final, so we keep them. The query
 # is used in this step and by no later one, so nobody keeps it.
 #
-# First the obvious way: two lists that grow.
+# First the obvious way: two lists that grow. There are more keys than queries now. The queries are
+# always the last of the keys, so `attention` aligns its mask at the end: the one query of a decode step
+# sees every key.
 
 # %%
 from kvlab.attention import attention
@@ -303,6 +306,7 @@ def keys_of(ids, mask_of):
     def attend(layer, query, key, value):
         kept.append(key[0].clone())
         group = spec.num_heads // spec.num_kv_heads
+        # a copy of each KV head for every query head that reads it (chapter 3)
         k = key.transpose(1, 2).repeat_interleave(group, 1)
         v = value.transpose(1, 2).repeat_interleave(group, 1)
         out = F.scaled_dot_product_attention(query.transpose(1, 2), k, v, mask_of(len(ids)))
@@ -313,13 +317,13 @@ def keys_of(ids, mask_of):
 
 
 # %%
-def unchanged(mask_of, upto=None):
+def unchanged(mask_of):
     """Per layer: are the K of the first tokens the same after one more token?"""
     ids = prompt_ids + by_hand
     shorter, longer = keys_of(ids[:-1], mask_of), keys_of(ids, mask_of)
-    upto = upto or len(ids) - 1
+    old = len(ids) - 1
     return [
-        torch.allclose(a[:upto], b[:upto], atol=1e-3) for a, b in zip(shorter, longer, strict=True)
+        torch.allclose(a[:old], b[:old], atol=1e-3) for a, b in zip(shorter, longer, strict=True)
     ]
 
 
@@ -360,12 +364,13 @@ table(
 # the embeddings. From layer 1 on they are made of hidden states that have seen the new token.
 #
 # The third row is not causal, and can be cached all the same: nothing that comes later enters the
-# prefix. Two more of the kind are the output of an encoder, which reads a source that does not grow,
-# and the K and V that cross-attention makes of that output. Both are computed once a request. Every
-# step reads that K and V; the output itself is read when they are made.
+# prefix. One more of the kind is *cross-attention*. In a translation model an *encoder* reads the source
+# text once, and each decoder layer makes K and V of its output. The source does not grow, so these K
+# and V are made once a request, and every step reads them. The encoder's output itself is read only
+# when they are made.
 
 # %% [markdown]
-# ## Same as what?
+# ## When may another request reuse it?
 #
 # Keeping is one thing; *reusing* what another request kept is another. K depends on more than the
 # token ids in front of it. We change one input at a time: nothing, the positions, the weights (an
@@ -422,6 +427,10 @@ table(pd.DataFrame(rows).T, "Do K and V of the later tokens stay the same?")
 # Read the second row. Shift every position alike, and no output changes at all (chapter 4 shows
 # why), yet cached K changes, while V is the same in every layer. A cache filled at one
 # set of positions and read at another is wrong, though both runs are right alone.
+#
+# Read the last row. Layer 0 makes K and V of each token alone, so another first token leaves them as
+# they are. Deeper layers make them of what stood before: the same ids behind another text have other K
+# and V.
 #
 # So reuse needs the same weights and adapters, the same tokens before it, the same positions, the
 # same mask, and the same images where there are some. Chapter 5 turns that list into a hash.
@@ -528,13 +537,11 @@ with torch.inference_mode():
     without = seconds(lambda: reference.generate(inputs, use_cache=False, **options))
 print(f"transformers: {without / with_cache:.1f} times as long without its cache")
 
-# %%
-print(f"the ratio of the FLOPs: {flops_ratio:.0f}")
-
 # %% [markdown]
-# Far from the ratio of the FLOPs. A cached step computes almost nothing, and yet its time does not go
-# to nothing: it still has to read every weight once. A second prediction takes that into account. We measure two constants of the machine on two forwards, the time to stream the
-# weights for one token and the rate of arithmetic on many, and predict the steps between.
+# Far from the ratio of the FLOPs. A second prediction counts the reading too. It has two constants: the
+# rate of reading, from the cached step at the shortest context, and the rate of arithmetic, from the
+# uncached step at the longest. At these two points prediction and measurement agree because they were
+# set so; the other four are predicted.
 
 # %%
 from statistics import median
@@ -575,6 +582,7 @@ def predicted_seconds(flops, num_bytes):
 # %%
 naive_predicted, cached_predicted = [], []
 for s in contexts:
+    # the weights and K and V, once: charged to both loops alike
     num_bytes = costs.cached_step_bytes(spec, streamed, s, 4)
     naive_predicted.append(predicted_seconds(timed_flops(s), num_bytes))
     cached_predicted.append(predicted_seconds(costs.cached_step_flops(spec, streamed, s), num_bytes))
@@ -628,7 +636,7 @@ say(
 # Chapter 8 measures that side.
 
 # %% [markdown]
-# ## The bugs of this layer
+# ## The bugs of this chapter
 #
 # A cache can be wrong without any error. Three ways: the new query sees the wrong keys, the reader
 # goes past the rows that were written, a cache is not emptied between two conversations. Each is
@@ -711,8 +719,8 @@ check("2.4", answer)
 # %% [markdown]
 # <details><summary>Solution of 2.4</summary>
 #
-# `{"causal decoder", "encoder output", "cross-attention", "fixed prefix"}`. The K and V of a growing
-# bidirectional text change with every token, and an old query is never read again.
+# `{"causal decoder", "cross-attention", "fixed prefix"}`. The K and V of a growing bidirectional text
+# change with every token. An encoder's output and an old query are final, but no later step reads them.
 #
 # </details>
 

@@ -90,6 +90,8 @@ print("query heads", spec.num_heads, " KV heads", spec.num_kv_heads, " head size
 prompt_ids = checkpoint.encode("The shapes of a cache follow from four constants of the model")
 seen = {}
 
+from kvlab.attention import attention
+
 
 def catch(layer, query, key, value):
     """Remember what layer 0 was given; attend as always."""
@@ -99,8 +101,6 @@ def catch(layer, query, key, value):
 
 
 # %%
-from kvlab.attention import attention
-
 positions = torch.arange(len(prompt_ids))[None]
 model.forward(torch.tensor([prompt_ids]), positions, catch)
 for name, tensor in seen.items():
@@ -302,9 +302,12 @@ for config in (broken, {**broken, "head_dim": "256"}, {**broken, "head_dim": 256
 # ## Not every layer keeps the same
 #
 # Once layers differ, bytes stop being a rate. A layer with a *window* sees the last so many tokens
-# only: it grows until the window is full, then the oldest row makes room for the newest. A recurrent
-# layer (Mamba, linear attention) keeps a state of fixed size from the first token on.
-# A layer may read the K and V of an earlier one and keep none. So the cost is a sum over layers:
+# only, its own included (one too many is a quiet mistake): it grows until the window is full, then the
+# oldest row makes room for the newest. A recurrent layer (Mamba, linear attention) keeps a state of
+# fixed size from the first token on. A layer may read the K and V of an earlier one and keep none.
+#
+# So the cost is a sum over layers. A layer that keeps no K and V has 0 KV heads here. A fixed state is
+# no K or V: `kv_costs.sequence_bytes` adds it, and the figure below takes that one.
 
 # %%
 def bytes_of(spec, tokens):
@@ -400,8 +403,8 @@ say(
 # K of one layer has three axes: token (N), head (H), number (D). Two orders are in use.
 # **Token-major** (NHD) keeps all heads of a token together: one write for a new token. **Head-major**
 # (HND) keeps all tokens of a head together: one long read for attention. A third choice is one tensor
-# for K and V. The bytes are the same, and so is their number. What differs are the *strides*: how far
-# apart in memory two neighbours on an axis lie.
+# for K and V. All of them hold the same numbers in the same amount of memory. What differs are the
+# *strides*: how far apart in memory two neighbours on an axis lie.
 
 # %%
 tokens = 4
@@ -435,6 +438,8 @@ table(rows, "Whose row stands where, after the confusion", note=f"{moved} of {to
       "are somebody else's. With a single token both orders are the same memory, and a test finds nothing.")
 
 # %% [markdown]
+# ## The bugs of this chapter
+#
 # In kvlab each mistake of this chapter is a switch. Here they are, each on, then caught on a tiny
 # model. The detectors compare what was written with what is read back, head by head, the keys that a
 # query sees with those in its window, and bytes held with bytes planned.

@@ -21,7 +21,9 @@
 # position on purpose. Nothing complains. You measure how far the model drifts, meet a mistake that
 # no output can show, and write the one-line check that catches both.
 #
-# You need [chapter 2](02_cache_append.ipynb): the cache, and the loop that feeds one token a step.
+# You need [chapter 2](02_cache_append.ipynb): the cache, and the loop that feeds one token a step. From
+# [chapter 3](03_gqa_shapes.ipynb) come three things: several query heads share one KV head, layers may
+# have a window, and `read_config` turns a config.json into a spec.
 # A sine and a cosine help.
 
 # %% tags=["setup", "hide-cell"]
@@ -40,9 +42,9 @@ if "google.colab" in sys.modules:
 # ## One picture first
 #
 # A position is an angle. Rotary position embedding (RoPE) takes a query and a key, two numbers at a
-# time, and turns each pair by an angle that grows with the place of the token. Attention multiplies
-# the two. Turning changes no length, so positions reach the *score* of a pair only through the angle
-# between the two.
+# time, and turns each pair by an angle that grows with the place of the token. A *score* is the dot
+# product of query and key, a sum over these pairs of numbers. Turning changes no length, so in each pair
+# the position acts only through the angle between query and key.
 #
 # Press *Query + 1* and watch the score. Then press *Both + 1*.
 
@@ -99,9 +101,10 @@ say(
 #
 # Attention by itself does not know order: it compares each query with each key, wherever they
 # stand. RoPE writes the place into the vectors. It takes the numbers of a head in pairs and turns
-# each pair, as a point in a plane, by an angle that grows with the position $m$. Pair $i$ of $d_h
-# / 2$ turns by $m\,\theta^{-2i/d_h}$, where $\theta$ is the *base*, a setting of the model: the
-# first pair turns fast, the last one hardly at all.
+# each pair, as a point in a plane, by an angle that grows with the position $m$ (in this chapter $m$ and
+# $n$ are positions, not counts). Pair $i$ of $d_h / 2$ turns by $m\,\theta^{-2i/d_h}$, where $\theta$
+# is the *base*, a setting of the model: the first pair turns fast, the last one hardly at all.
+# $\theta^{-2i/d_h}$ is the *speed* of the pair, in radians a position.
 
 # %%
 import math
@@ -139,9 +142,9 @@ print("equal; cos", list(cos.shape), "= [positions, pairs]")
 # %% [markdown]
 # ## The score sees the difference
 #
-# Put the query at position $m$ and the key at position $n$. Their dot product depends on the angle
-# between them, and that angle has changed by $m - n$ times the pair's speed. So the *places* go in
-# and only the *distance* comes out: that is the curve beside the circle at the top.
+# Put the query at position $m$ and the key at position $n$. In each pair the angle between them has
+# changed by $m - n$ times the pair's speed, and the score adds the pairs up. So the *places* go in and
+# only the *distance* comes out. The curve beside the circle at the top is one pair of this sum.
 
 # %%
 def score(query_position, key_position):
@@ -175,6 +178,7 @@ first_output = cached_generate(model, prompt_ids, 1, cache=cache)
 
 # %%
 layer = model.layers[0]
+# each layer first scales its input rows to one size (RMSNorm)
 hidden = rms_norm(model.embed_tokens[torch.tensor(prompt_ids)], layer.input_norm, layer.eps)
 qkv = project(layer.qkv_proj, hidden).view(len(prompt_ids), -1, spec.head_dim)
 _, key, value = qkv.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
@@ -195,8 +199,8 @@ print("stored V is the projected V:", same(stored_value, value))
 
 # %% [markdown]
 # That is the name of this chapter. **What is kept is the rotated key.** The position is not stored
-# beside it and cannot be corrected later: it is dissolved in the numbers. So it has to be right
-# *before the write*.
+# beside it: it is dissolved in the numbers, and the numbers do not show which turn was made. Whoever
+# does not know that it was wrong cannot mend it. So it has to be right *before the write*.
 
 # %% [markdown]
 # ## Which position is right?
@@ -257,8 +261,8 @@ for position_of in (off_by_one, restart, shift_all):
 # ## The drift laboratory
 #
 # Reading texts is a poor instrument. A better one: feed the wrong run and the right run the same
-# tokens, and compare what each expects next. The distance between two distributions $p$ (right) and
-# $q$ (wrong) is
+# tokens, and compare what each expects next. The distance between two distributions $p$ (right; not
+# the prompt here) and $q$ (wrong) is
 #
 # $$\mathrm{KL}(p \,\|\, q) = \sum_{w} p_w \ln \frac{p_w}{q_w}$$
 #
@@ -471,7 +475,7 @@ distinct = positions.to(torch.bfloat16).unique().numel()
 print(f"{distinct} different positions left of {len(positions)}")
 
 # %%
-exact = (positions.double() * 1.0).cos()
+exact = (positions.double() * 1.0).cos()  # 1.0 is the speed of the first pair
 in_bf16 = positions.to(torch.bfloat16).float().cos()
 print(f"worst error of a cosine: {(exact - in_bf16).abs().max():.1f}")
 
@@ -738,7 +742,7 @@ for name, right_row, wrong_row in zip(("short", "long"), alone, wrong):
 # lengths: the two cases that people test.
 
 # %% [markdown]
-# ## All bugs of this layer
+# ## All bugs of this chapter
 #
 # Each row below is a bug that somebody reported. Its detector runs twice on a tiny model: with the
 # bug switched on, and without. In your own notebook, `with fault("name"):` switches one on.
@@ -891,7 +895,7 @@ llama = preset("llama-3-8b")
 per_step = costs.key_rotation_flops(llama, 1)
 on_each_read = costs.key_rotation_flops(llama, 2560)
 say(
-    f"**What it cost**: {len(rows)} bugs of this layer that raise nothing, each of them caught. And a "
+    f"**What it cost**: {len(rows)} bugs of this chapter that raise nothing, each of them caught. And a "
     f"wrong position stays: moved by 16, the recorded run is off by {everything:.4f} nats a token, and "
     f"no cached key can be mended without turning it again.",
     f"**What it made possible**: a key is turned once, when it is written. In {llama.name} that is "

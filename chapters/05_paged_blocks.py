@@ -43,7 +43,8 @@ if "google.colab" in sys.modules:
 #
 # Step through the operations, or press *Play*. A box is a block. A cell in it is a *slot*: room for
 # K and V of one token, in every layer. Each sequence has a colour. Press a word to see the way from
-# its position to its slot. With *Start*, kvlab's own `blocks.py` runs in this page: append, fork and
+# its position to its slot. (The *null block* is one that nobody gets; a *cached* block is free and can
+# still be found.) With *Start*, kvlab's own `blocks.py` runs in this page: append, fork and
 # free by hand, then break it.
 
 # %%
@@ -264,8 +265,8 @@ for layout in ("NHD", "HND"):
 # %%
 cache = PagedKVCache(small, num_blocks, block_size)
 two_rows = torch.ones(2, num_kv_heads, head_dim)
-cache.write(0, two_rows, two_rows, [3, -1])
-print("slot 3 written:", bool(cache.key_cache(0)[0, 3].any()),
+cache.write(0, two_rows, two_rows, [7, -1])
+print("slot 7 written:", bool(cache.key_cache(0)[1, 7 - block_size].any()),
       " last slot touched:", bool(cache.key_cache(0)[-1, -1].any()))
 
 # %% [markdown]
@@ -594,8 +595,8 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 # ## Who has to go: eviction
 #
 # A block that is free and published costs nothing until somebody needs room. Then one has to be
-# *evicted*, and the order matters. A chain can only be hit from its head on: without block 0, blocks
-# 1, 2 and 3 are out of reach. So a table is released in such a way that its tail goes first, and
+# *evicted*, and the order matters. A chain can only be hit from its head on: without its first
+# block, the ones behind it are out of reach. So a table is released in such a way that its tail goes first, and
 # among chains the one that was used longest ago. A free block that was never published holds nothing
 # to find, and is handed out before all of them. We watch a chain of eight blocks go.
 
@@ -680,7 +681,7 @@ except PoolCorrupt as error:
     print(*error.findings, sep="\n")
 
 # %% [markdown]
-# ## The bugs of this layer
+# ## The bugs of this chapter
 #
 # None of these raises an error by itself. Each is switched on, and its detector catches it.
 
@@ -771,7 +772,8 @@ check("5.3", blocks_needed)
 # </details>
 #
 # **5.4** Request 1 has computed two blocks of 4 tokens. In which of these situations may request 2
-# read its block 1?
+# read the second of them? (In the list, block 0 and block 1 are places in a request's table, not ids of
+# the pool.)
 
 # %%
 from kvlab.exercises.ch05_sharing import SHARING_OPTIONS
@@ -847,8 +849,7 @@ say(
 )
 
 # %% [markdown]
-# The indirection is what makes the gather above slow. It copies all K and V before it multiplies
-# them once. A kernel that follows the block table by itself need not:
+# The gather above has a price: it copies all K and V before it multiplies them once. A kernel that follows the block table by itself need not:
 # [chapter 6](06_triton_decode_kernel.ipynb).
 #
 # **References.** Kwon et al. 2023 (PagedAttention) for blocks and copy on write, Zheng et al. 2024

@@ -24,7 +24,7 @@
 # bytes how fast it can be.
 #
 # You need [chapter 5](05_paged_blocks.ipynb): block tables, slots, and paged attention by gather.
-# Some Python with `@` decorators; no CUDA.
+# Some Python with `@` decorators; no CUDA. Words: the [glossary](../book/notation.md).
 
 # %% tags=["setup", "hide-cell"]
 # The same cell in every chapter: installs kvlab where it is missing, as on Colab.
@@ -52,6 +52,12 @@ if not torch.cuda.is_available():
 
 # %% [markdown]
 # ## An idle card
+#
+# A GPU is some dozens of *multiprocessors*, or more than a hundred. Each has its own arithmetic, a file of
+# *registers* (where numbers lie while they are computed with) and a small *shared memory*; K and V lie
+# in the large memory outside. A *launch* starts one kernel as many programs. A program stays on one
+# multiprocessor, and its elements, the *lanes*, are worked on in *warps* of 32 threads. *Tensor cores* are
+# units that multiply small matrices. The *compute capability* is a card's generation: `7.5` is `sm_75`.
 #
 # A launch of our kernel makes one *program* for each sequence and each KV head. A program walks over
 # its keys and values, a *tile* of them (a few dozen) in each turn. With one sequence that is a handful
@@ -174,8 +180,8 @@ print("positions masked:", int((~visible).sum()), "of", len(position))
 
 # %% [markdown]
 # The mask does more than cut off scores. A masked lane must not *load*: the table entry behind the
-# last block may name a foreign block, and a slot that was never written may hold NaN. A weight of
-# zero does not help there, because zero times NaN is NaN.
+# last block may name a foreign block, and a slot that was never written may hold NaN, which a weight of
+# zero does not cancel (chapter 5).
 
 # %% [markdown]
 # ## What one program reads
@@ -214,8 +220,10 @@ table(rows, "Loads of the two programs of one KV head, 83 tokens in blocks of 16
 #
 # A Triton kernel looks like numpy code about one tile. `tl.load` takes an array of addresses and a
 # mask, `tl.dot` multiplies small matrices, and `tl.program_id` says which program this is. The code
-# shown below is read from kvlab's own file. First, the offset. It is one line, and a mistake in it
-# stays hidden until the pool is large.
+# shown below is read from kvlab's own file. First, the address of a row: how many elements it lies from
+# the cache's start. (Mind two words: the kernel's `slot` is the place *within* a block, chapter 5's offset,
+# and its `kv_offset` is this distance.) It is one line, and a mistake in it stays hidden until the pool is
+# large.
 
 # %%
 import inspect
@@ -252,10 +260,11 @@ for number in (last, last + 1):
 # %% [markdown]
 # So the kernel widens the block id before it multiplies. Next, which positions are this program's.
 # Whole tiles are shared out over the splits, so the splits are equal but for the last, and a short
-# sequence may leave some splits with nothing.
+# sequence may leave some splits with nothing. `tl.cdiv` rounds up; in a layer without a window, `window`
+# is at least the context.
 
 # %% tags=["hide-input"]
-source(kernels.decode_split, "# Which positions are mine", "# The group's queries")
+source(kernels.decode_split, "seq = tl.program_id", "# The group's queries")
 
 # %% [markdown]
 # All query heads that share a KV head are rows of one tile, so K and V are loaded once for the whole
@@ -267,18 +276,20 @@ source(kernels.decode_split, "# The group's queries", "if UPCAST")
 
 # %% [markdown]
 # Then the loop. It is the address arithmetic from above, two masked loads, and the five lines of the
-# online softmax behind the name `FOLD`.
+# online softmax behind the name `FOLD`. `foreign` counts block ids that the pool does not have; their row
+# is made NaN at the end. `UPCAST` is for the interpreter only.
 
 # %% tags=["hide-input"]
-source(kernels.decode_split, "for start in range(begin", "if UPCAST")
+source(kernels.decode_split, "for start in range(begin", "# A foreign block id")
 
 # %%
 source(kernels.fold_tile, "scores = tl.dot", "nothing")
 
 # %% [markdown]
-# Compare with the loop at the top of the chapter: the same five steps, for a group of queries. `p` is
-# rounded to the values' dtype because tensor cores multiply 16-bit numbers; the sums `total` and
-# `acc` stay in fp32. At the end, a split that saw no key must not divide by zero.
+# Compare with the loop at the top of the chapter: the same five steps, after scores and mask, for a group
+# of queries. `p` is rounded to the values' dtype because tensor cores multiply 16-bit numbers; the sums
+# `total` and `acc` stay in fp32. No tile of the loop is all masked, for each holds a position from `first`
+# to `end`, so `new_top` is a number (but for foreign ids). At the end, a split that saw no key must not divide by zero.
 
 # %% tags=["hide-input"]
 source(kernels.decode_split, "# An empty split", "row = (seq")
@@ -287,7 +298,7 @@ source(kernels.decode_split, "# An empty split", "row = (seq")
 # The second kernel is the merge, one program for each query head of each sequence.
 
 # %% tags=["hide-input"]
-source(kernels.merge_splits, "top = tl.max", "acc = tl.zeros")
+source(kernels.merge_splits, "top = tl.max", "out = (acc")
 
 # %% [markdown]
 # ## Does it work?
@@ -410,10 +421,17 @@ show(
     )
 )
 
+# %% tags=["hide-input"]
+from kvlab.kernels.splits import FILLED, GOOD_ENOUGH
+
+say(
+    f"The rule: with programs for {FILLED:.0%} of the program slots or more, do not split, even if a last "
+    "wave is then half empty. Else try each number of splits that makes the longest split shorter, and "
+    f"take the smallest that reaches {GOOD_ENOUGH:.0%} of the best one's busy share."
+)
+
 # %% [markdown]
-# The rule: if sequences times KV heads fill most of the card's program slots, do not split. Else try
-# every number of splits, and take the smallest that keeps them nearly as busy as the best one does. A
-# fixed number would be too small for one sequence and wasteful for many. In this count, more programs
+# A fixed number would be too small for one sequence and wasteful for many. In this count, more programs
 # than slots run in *waves*, one after another. Where more than two fit on a multiprocessor, the waves
 # overlap, and the real loss is smaller.
 
@@ -469,7 +487,7 @@ print(texts["PagedAttention"])
 # Triton's compiler needs no GPU. The table below is the recorded result of
 # `python -m kvlab.kernels.report`; a test compiles everything again and compares. Registers limit how
 # many programs share a multiprocessor. *Spills* are values that did not fit into registers and go to
-# memory: there must be none.
+# memory: there must be none. *Async copies* fetch the next tile while this one is computed.
 
 # %%
 from kvlab.kernels.records import compile_record
@@ -493,6 +511,7 @@ say(
     f"{t4_row['tensor_core']} of either: Triton no longer supports that card, and falls back to plain "
     f"multiply-adds, at {t4_row['registers']} registers a thread. For fp32 inputs tensor cores are "
     "switched off on purpose, since they would round. "
+    # 65,536 registers a multiprocessor; four warps are 128 threads
     f"On the A100 {65536 // (a100_row['registers'] * 128)} programs of four warps fit into a "
     "multiprocessor's registers; the rule above counts on two."
 )
@@ -537,9 +556,10 @@ for name in ("t4", "l4", "a100-80gb", "h100-sxm"):
 table(rows, "Work per byte: what attention has, and where each card stops being bound by memory")
 
 # %% [markdown]
-# Attention's number is the size of the group, and far below every card's. So the kernel is bound by
-# memory everywhere, even on the T4 without its tensor cores. Its floor is the bytes of K and V over the
-# bandwidth. This is the prediction, per layer:
+# A cached number has two bytes here, and each query head of the group spends two FLOPs on it, a product
+# and a sum. So attention's number is the size of the group, far below every card's, and the kernel is
+# bound by memory everywhere, even on the T4 without its tensor cores. Its floor is the bytes of K and V
+# over the bandwidth. This is the prediction, per layer:
 
 # %%
 shapes = [(batch, s) for s in (2048, 8192, 32768) for batch in (1, 16, 64)]
@@ -630,7 +650,7 @@ for name, (capability, trial) in cases.items():
     print(f"{name}: {backend}, {str(dtype).removeprefix('torch.')}\n    {reason}")
 
 # %% [markdown]
-# ## The bugs of this layer
+# ## The bugs of this chapter
 #
 # They are switched on in `paged_decode_walk`, so that they can be seen on any machine. Each is the
 # smallest input of a public report.

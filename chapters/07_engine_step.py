@@ -53,8 +53,10 @@ show(Steps("small_pool"))
 # %% [markdown]
 # Three things in this picture have no counterpart in a loop over one text. Prompts come in pieces,
 # beside tokens of others. Request C starts in its middle, since its first blocks were there
-# already. And D is thrown out once, as E is later: there was no memory for it. The rest of this
-# chapter builds what makes these decisions, from the top.
+# already. And D is thrown out once, as E is later: there was no memory for it. Both come back cheaply:
+# nobody had written over their blocks yet, so K and V were found there and nothing was computed twice.
+# That is luck, as *When memory runs out* shows. The rest of this chapter builds what makes these
+# decisions, from the top.
 
 # %% [markdown]
 # ## One subtraction
@@ -77,7 +79,8 @@ print("decoding with 3 drafts:  ", new_tokens(known=5 + 7 + 3, computed=5 + 6))
 # %% [markdown]
 # Look at the third line. A decoding request always has exactly one token more known than computed:
 # the newest one was sampled and has not been fed. Count it as computed and every later position is
-# one too far. Engines had this bug, and we switch it on below.
+# one too far. Engines had this bug, and we switch it on below. (A *draft* is a guessed token, see *Guess
+# ahead*.)
 #
 # Then the difference is cut, in this order: a **threshold** keeps one long prompt from filling a
 # step, the **budget** bounds the tokens of the whole step, and the free **blocks** bound what can
@@ -103,7 +106,7 @@ assert all(
     num_new_tokens(known, 0, computed) == new_tokens(known, computed)
     for known in range(50) for computed in range(50)
 )
-print("our subtraction is kvlab's, with no outputs promised by a step in flight")
+print("our subtraction is kvlab's (its middle argument is 0 where each step waits for the one before)")
 
 
 # %% [markdown]
@@ -168,7 +171,7 @@ def make_scheduler(num_blocks=64, block_size=4, **settings):
     return Scheduler(manager, SchedulerConfig(**settings))
 
 
-scheduler = make_scheduler(max_num_batched_tokens=12)
+scheduler = make_scheduler(max_num_batched_tokens=12)  # the budget, by vLLM's name
 for name, length in (("A", 14), ("B", 6), ("C", 12)):
     scheduler.add(Request(name, list(range(length)), max_new_tokens=5))
 
@@ -227,7 +230,8 @@ print(batch.slots([9, 10], [0, 0], block_tables=[[5, 2, 7]], block_size=4),
 # %% [markdown]
 # Engines give names to what the query lengths already say: a step of prompts is an EXTEND, a step
 # where each request has one row a DECODE, a step with both MIXED, and no request at all IDLE.
-# Padding, where a captured graph needs a fixed size, is rows at position 0 with slot −1, which the
+# A *captured graph* is a step's kernel launches, recorded once and replayed as one, for fixed shapes.
+# Where it needs more rows than there are, the padding is rows at position 0 with slot −1, which the
 # cache skips.
 
 # %%
@@ -509,19 +513,19 @@ figure(
     {
         "all together": (list(sizes), list(throughput.values())),
         "one stream": (list(sizes), [1 / each for _, each in times.values()]),
-        "if weights were all": (list(sizes), [size * throughput[1] for size in sizes]),
+        "if only reading weights took time": (list(sizes), [size * throughput[1] for size in sizes]),
     },
     x="requests in the batch", y="tokens per second", log_x=True, log_y=True,
     title="Batching raises throughput, and not the speed of one stream",
     alt="Tokens per second over batch size: the total rises, a single stream falls",
-    colours={"all together": "one", "one stream": "two", "if weights were all": "weights"},
+    colours={"all together": "one", "one stream": "two", "if only reading weights took time": "weights"},
 )
 
 # %% [markdown]
 # The total rises, more slowly than the batch: on a CPU the arithmetic of sixteen rows is no longer
 # free, and attention is not shared at all, since each request reads its own K and V. The single
 # stream falls. The time to first token grows too, because all prompts stand in the same step. This
-# trade is what the budget and `max_num_seqs` set; there is no setting that wins at both.
+# trade is what the budget and `max_num_seqs`, the most requests that run at once, set; there is no setting that wins at both.
 
 # %% [markdown]
 # ## Guess ahead
@@ -537,15 +541,18 @@ from kvlab.drafts import NgramProposer, accept, computed_after, rollback
 proposer = NgramProposer(num_drafts=3)
 print("proposed:", proposer.propose([7, 8, 9, 5, 7, 8]))
 print("drafts 4 5 6, the model says 4 5 9 1 -> keep", accept([4, 5, 6], [4, 5, 9, 1]))
-for outputs in (2, 1, 0):
+for outputs in (4, 2, 1):
     print(f"11 tokens known, 10 computed, 3 drafts, {outputs} outputs -> computed",
           computed_after(10, 3, outputs))
 
 # %% [markdown]
-# The counters are where this goes wrong in practice. The step counts all its rows as computed, then
-# takes the rejected ones back: an unfinished request always has at least one token to go. A second
-# model that makes the guesses has its own cache, and is cut back by a *different* amount: it never
-# read its own last guess. With 4 guesses of which 2 were right:
+# The counters are where this goes wrong in practice. The step counts all its rows as computed, then takes
+# those of rejected drafts back. The newest output has not been fed, so one token is always left to go.
+#
+# Guesses may also come from a second, smaller *draft model*, with a cache of its own; the large one is
+# then the *target*. The target was fed all guesses and drops the wrong ones. The draft model never read
+# its last guess, so it drops one fewer. If all were right it drops none, and must still read that guess:
+# one forward more. With 4 guesses of which 2 were right:
 
 # %%
 print(rollback(4, 2))
@@ -562,7 +569,7 @@ print(f"forwards: {len(plain.trace)} without, {len(guessing.trace)} with; "
       f"{with_drafts[0].num_accepted_tokens} of {with_drafts[0].num_draft_tokens} guesses right")
 
 # %% [markdown]
-# ## The bugs of this layer
+# ## The bugs of this chapter
 #
 # None of these raises an error by itself. Each is switched on below in a small crowded engine, its
 # symptom is measured, and then the detector stands beside it: `kvlab.invariants` around every step,
@@ -679,8 +686,8 @@ check("7.4", bill)
 # %% [markdown]
 # ## In the engines
 #
-# **vLLM** writes the subtraction almost as we did, with drafts and placeholders, in
-# `Scheduler.schedule`, `vllm/v1/core/sched/scheduler.py` (lines 566 to 575 at `a556f3f`), and clamps
+# **vLLM** writes the subtraction almost as we did, with drafts and placeholders (outputs of a step that
+# still runs), in `Scheduler.schedule`, `vllm/v1/core/sched/scheduler.py` (lines 566 to 575 at `a556f3f`), and clamps
 # it by `long_prefill_token_threshold` and the token budget. Its request has the same two counters,
 # `num_tokens_with_spec` and `num_computed_tokens`. Positions are made in two runners, in
 # `v1/worker/gpu_model_runner.py` (L4287 to L4291) and `v1/worker/gpu/model_runner.py` (L1416 to

@@ -95,9 +95,10 @@ say(
 # %% [markdown]
 # ## Two roofs
 #
-# Arithmetic and memory work at the same time, so a step takes at least as long as the slower of the
-# two. In # FLOP per second: below a certain number of FLOPs per byte the bandwidth is the limit, above it the
-# peak. That corner is the *ridge*.
+# Arithmetic and memory work at the same time, so a step takes at least as long as the slower of the two
+# (`step_seconds`). Divide its FLOPs by that time, and it is a rate (`attainable`): below a certain number
+# of FLOPs per byte, the *intensity*, the bandwidth is the limit, above it the peak. That corner is the
+# *ridge*.
 
 # %%
 def step_seconds(flops, num_bytes, peak, bandwidth):
@@ -135,22 +136,12 @@ for name in cards:
 table(
     rows,
     "Datasheet roofs, and one cached step of Llama-3-8B at s = 2,304",
-    "Dense rates. A card too small for the model is listed for its bandwidth only.",
+    "Rates for dense matrices; datasheets also print twice as much, for matrices half of zeros. A card too small for the model is listed for its bandwidth only.",
 )
 
 # %% [markdown]
 # Every card in the table has its ridge at hundreds of FLOPs per byte. A cached step has one. The
-# uncached step of chapter 1 lies on the other side: it does thousands of times the arithmetic on the
-# same weights.
-
-# %% tags=["hide-input"]
-say(
-    f"Uncached at s = {s:,}: {units.flops(uncached)}, "
-    f"{costs.intensity(uncached, costs.weight_bytes(P)):,.0f} FLOP per byte of weights, "
-    f"{uncached / flops:,.0f} times the arithmetic of the cached step. It is bound by the peak and "
-    f"takes {units.seconds(costs.compute_seconds(uncached, peak))} at least; the cached step is "
-    f"bound by the bandwidth and takes {units.seconds(costs.memory_seconds(num_bytes, bandwidth))}."
-)
+# uncached step of chapter 1 lies on the other side: see the first figure.
 
 # %% [markdown]
 # Deleting arithmetic moved the step from one side of the roofline to the other. That is why the
@@ -214,7 +205,7 @@ for name, (q, cached, which, num_rows) in kinds.items():
     exact = roofline.forward_flops(spec, q, k, num_rows)
     masked = roofline.masked_forward_flops(spec, q, k, num_rows)
     assert counted == masked
-    coarse = 2 * 134_500_000 * q + costs.attention_flops(spec, q * k if q == 1 else q * k // 2)
+    coarse = 2 * 134_500_000 * q + costs.attention_flops(spec, costs.causal_pairs(q, k))
     rows.append(
         {
             "forward": name,
@@ -352,8 +343,8 @@ table(rows, "One step at context 96 on this machine, fp32: roofline and clock")
 #
 # A step is more than its products. Each operator call costs some microseconds in which Python and
 # torch decide what to run. `make bench` measures this in turns, round after round, beside
-# transformers and llama.cpp. Here is the record that stands in `data/measurements`. It is of one thread;
-# the table above used all.
+# transformers and llama.cpp. Here is the record that stands in `data/measurements`. It is of another
+# run than the table above, on a machine that it names, and first of one thread.
 
 # %% tags=["hide-input"]
 from kvlab import plots_bench
@@ -370,11 +361,19 @@ calls_of = [gap["operators"][name] for name in loops]
 ratios = gap[f"ratio_{plots_bench.clock_of(record)}"]
 alone, floor = ratios["matrix-vector products alone"], ratios["reading the weights' bytes"]
 say(
-    f"Reading the weights' bytes is the floor: this loop reaches **{floor:.0%}** of it. The products "
-    f"alone, which do nothing but read weights and multiply, take {alone:.0%} of the step; where they "
+    f"Reading the weights' bytes is the floor: this loop reaches **{floor:.0%}** of it. The floor is a "
+    f"measurement too, a sum as torch runs it. A row a little below it read the same bytes faster than "
+    f"that sum did. The products alone, which do nothing but read weights and multiply, take {alone:.0%} of the step; where they "
     f"take longer than the floor, torch's library is the limit. The other {1 - alone:.0%} is "
-    f"everything between the products: norms, rotation, attention, the cache write, and the calls "
+    f"the loop's *overhead*: everything between the products: norms, rotation, attention, the cache write, and the calls "
     f"themselves, {calls_of[0]:,} of them here and {calls_of[1]:,} in transformers."
+)
+two = record["cases"]["overhead, fp32, 2 threads"][f"ratio_{plots_bench.clock_of(record)}"]
+alone, floor = two["matrix-vector products alone"], two["reading the weights' bytes"]
+say(
+    f"With two threads the floor is {floor:.0%} of the step and the products alone {alone:.0%}. What lies "
+    "between these two is the library: two threads do not bring its products to the floor. The rest is "
+    "overhead."
 )
 plots_bench.say_products(record)
 
@@ -505,8 +504,10 @@ say(
 #
 # ### Read an engine's log
 #
-# vLLM prints three figures when it starts. Can they be believed? (The [audit
-# page](../book/audit.md) does this with the log of your own engine.)
+# vLLM prints three figures when it starts. Can they be believed? The lines below have its format; their
+# figures are derived for the H100 of the table, with nothing taken off for a forward. So they must
+# agree. What counts is which check would notice if they did not. (The [audit page](../book/audit.md)
+# does this with the log of your own engine.)
 
 # %%
 from kvlab.audit import audit
@@ -606,7 +607,8 @@ table(
     "What the bytes allow each technique to gain, at most",
     "Graph: twelve kernels a layer at 5 µs each that nothing hides, an assumption you can change above. "
     "A GPU kept busy takes its next launches while it works, and then a graph gains little. "
-    "Drafts: the drafter itself is taken as free.",
+    "Drafts: 1 + a + a² + … tokens a step, for a draft counts only if all before it were right, and one "
+    "token is the model's own; the drafter itself is taken as free.",
 )
 
 # %% [markdown]

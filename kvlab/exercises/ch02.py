@@ -70,15 +70,16 @@ register(
 )
 
 
-_KEEPABLE = {"causal decoder", "encoder output", "cross-attention", "fixed prefix"}
-_NAMES = _KEEPABLE | {"growing bidirectional", "query"}
+_KEEPABLE = {"causal decoder", "cross-attention", "fixed prefix"}
+_NAMES = _KEEPABLE | {"encoder output", "growing bidirectional", "query"}
 _WHY = {
     "growing bidirectional": "in a bidirectional layer every new token changes what old ones are "
     "from layer 1 on; their K and V are not final",
     "query": "a query is used in the step that made it and by no later one; it could be kept, and "
     "nobody would read it",
     "causal decoder": "in a causal decoder K and V of a token never change once computed",
-    "encoder output": "an encoder reads a source that does not grow, so its output is final",
+    "encoder output": "its output is final, but steps read the K and V made of it, not the "
+    "output",
     "cross-attention": "its K and V come from the encoder's output, which is final",
     "fixed prefix": "a prefix may see itself in both directions, if nothing later enters it",
 }

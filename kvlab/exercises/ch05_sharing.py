@@ -97,7 +97,8 @@ EXERCISES = (
         title="Who may share?",
         question=(
             "Request 1 has computed two blocks of 4 tokens. In which situations may request 2 read "
-            "its block 1? Give a set, out of: " + "; ".join(_SHARING)
+            "the second of them? (Block 0 and block 1 are places in a request's table, not ids of "
+            "the pool.) Give a set, out of: " + "; ".join(_SHARING)
         ),
         check=_check_sharing,
         solution={name for name, (allowed, _) in _SHARING.items() if allowed},
