@@ -352,6 +352,8 @@ from kvlab.measure import recorded
 
 record, case = recorded("cpu"), "fp32, 1 thread"
 plots_bench.say_machine(record)
+
+# %% tags=["hide-input"]
 plots_bench.show_overhead(record, case)
 
 # %% tags=["hide-input"]
@@ -368,6 +370,8 @@ say(
     f"the loop's *overhead*: everything between the products: norms, rotation, attention, the cache write, and the calls "
     f"themselves, {calls_of[0]:,} of them here and {calls_of[1]:,} in transformers."
 )
+
+# %% tags=["hide-input"]
 two = record["cases"]["overhead, fp32, 2 threads"][f"ratio_{plots_bench.clock_of(record)}"]
 alone, floor = two["matrix-vector products alone"], two["reading the weights' bytes"]
 say(
@@ -375,6 +379,8 @@ say(
     "between these two is the library: two threads do not bring its products to the floor. The rest is "
     "overhead."
 )
+
+# %% tags=["hide-input"]
 plots_bench.say_products(record)
 
 # %%
@@ -388,6 +394,8 @@ plots_bench.show_means(record, case)
 
 # %% tags=["hide-input"]
 plots_bench.show_context(record)
+
+# %% tags=["hide-input"]
 points = record["cases"][f"context, {case}"]["points"]
 least, most = min(points, key=int), max(points, key=int)
 medians_at = {s: points[s][plots_bench.clock_of(record)] for s in (least, most)}
@@ -584,6 +592,8 @@ rows = [
     }
     for name, (what, change) in changes.items()
 ]
+
+# %%
 rows += [
     {
         "technique": "batch of 64 in place of 1",
@@ -606,12 +616,14 @@ table(
     rows,
     "What the bytes allow each technique to gain, at most",
     "Graph: twelve kernels a layer at 5 µs each that nothing hides, an assumption you can change above. "
-    "A GPU kept busy takes its next launches while it works, and then a graph gains little. "
-    "Drafts: 1 + a + a² + … tokens a step, for a draft counts only if all before it were right, and one "
-    "token is the model's own; the drafter itself is taken as free.",
+    "Drafts: the drafter itself is taken as free.",
 )
 
 # %% [markdown]
+# How a row comes about: a draft counts only if all before it were right, and one token is the model's
+# own, so with a share $a$ accepted a step gives $1 + a + a^2 + \dots$ tokens. A GPU kept busy takes its
+# next launches while it works, and then a graph gains little.
+#
 # Two readings. For one sequence everything about KV is almost without effect at this context: the
 # weights are the bytes. In the batch KV is the larger part, and the same techniques begin to count.
 # Paging does not appear at all, for it moves no fewer bytes. It lets more sequences in, which is the
