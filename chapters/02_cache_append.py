@@ -263,7 +263,7 @@ def first_parting(seed, num_outputs=32):
     return next((a for a, b in zip(steps, others) if a.token_id != b.token_id), None)
 
 
-partings = [step for step in map(first_parting, range(12)) if step is not None]
+partings = [step for step in map(first_parting, range(24)) if step is not None]
 
 # %%
 ROUNDING = 2**-8  # of a number that keeps eight significant bits
