@@ -295,23 +295,17 @@ show(
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from statistics import median
-from time import perf_counter
+from kvlab.measure import in_turns, medians
 
 
-def step_seconds(s, repeats=3):
-    """Median time of one naive forward over s tokens."""
+def naive_step(s):
+    """A call that makes one naive forward over s tokens."""
     tokens = torch.tensor([[prompt_ids[i % p] for i in range(s)]])
     positions = torch.arange(s).view(1, -1)
-    times = []
-    for _ in range(repeats + 1):
-        start = perf_counter()
-        model.forward(tokens, positions, forget)
-        times.append(perf_counter() - start)
-    return median(times[1:])
+    return lambda: model.forward(tokens, positions, forget)
 
 
-measured = {s: step_seconds(s) for s in flops_exact}
+measured = medians(in_turns({s: naive_step(s) for s in flops_exact}, rounds=3))
 print(f"512 tokens against 64: {measured[512] / measured[64]:.1f} times as long")
 
 # %% [markdown]

@@ -199,8 +199,8 @@ rows = [{"way": name, "time": units.seconds(t), "of folded": f"{t / clock['folde
 table(rows, "One query over a long context, on this machine")
 say(
     f"The bytes alone say {1 + 2 * group} times, the clock says "
-    f"{clock['repeated'] / clock['folded']:.0f}. What the bytes leave out: every copy asks for fresh "
-    "memory, and a copy that repeats runs slower than a plain read."
+    f"{clock['repeated'] / clock['folded']:.0f}. Where the clock says more, look at what the bytes leave "
+    "out: every copy asks for fresh memory."
 )
 
 # %% [markdown]

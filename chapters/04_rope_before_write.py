@@ -641,28 +641,20 @@ table(rows, f"One cached step at s = {s:,}, all layers")
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from statistics import median
-from time import perf_counter
+from kvlab.measure import in_turns, medians
 
 query = torch.randn(1, 1, spec.num_heads, spec.head_dim)
 keys, values = torch.randn(2, 1, spec.num_kv_heads, 2048, spec.head_dim)
 cos, sin = model.rope.rows(torch.arange(2048))
 
 
-def seconds(work, repeats=30):
-    times = []
-    for _ in range(repeats):
-        start = perf_counter()
-        work()
-        times.append(perf_counter() - start)
-    return median(times)
+def turn_and_attend():
+    return attention(query, apply_rope(keys.transpose(1, 2), cos, sin).transpose(1, 2), values)
 
 
-stored = seconds(lambda: attention(query, keys, values))
-on_read = seconds(
-    lambda: attention(query, apply_rope(keys.transpose(1, 2), cos, sin).transpose(1, 2), values)
-)
-print(f"attention of one layer at 2048 cached tokens takes {on_read / stored:.1f} x as long")
+calls = {"on read": turn_and_attend, "stored": lambda: attention(query, keys, values)}
+clock = medians(in_turns(calls, rounds=30))
+print(f"one layer's attention at 2048 tokens takes {clock['on read'] / clock['stored']:.1f} x as long")
 
 
 # %% [markdown]

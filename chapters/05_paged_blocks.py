@@ -531,25 +531,15 @@ print("the same first tokens:", same)
 # fall in proportion to the tokens. It saves less than that: attention still reads the cached part,
 # and a short forward costs more a token than a long one.
 
-# %%
-from time import perf_counter
-
-import pandas as pd
-
-
-def seconds(caching):
-    """The shorter of two runs: the machine may be busy with other things."""
-    times = []
-    for _ in range(2):
-        start = perf_counter()
-        serve(caching)
-        times.append(perf_counter() - start)
-    return min(times)
-
-
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-alone_seconds, shared_seconds = seconds(False), seconds(True)
+import pandas as pd
+
+from kvlab.measure import in_turns
+
+calls = {"alone": lambda: serve(False), "shared": lambda: serve(True)}
+clock = in_turns(calls, rounds=2, warm_up=0)
+alone_seconds, shared_seconds = map(min, clock.values())  # the machine may be busy with other things
 table(
     pd.DataFrame({
         "predicted, by tokens": {"saved": f"{1 - predicted / all_tokens:.0%}"},

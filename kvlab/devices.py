@@ -1,4 +1,4 @@
-"""Which device and which dtype a chapter should run with."""
+"""Which dtype a chapter should run with, by device."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import torch
 
 #: The first compute capability whose hardware computes in bf16 (Ampere).
 BF16_CAPABILITY = 8
-
-
-def choose_device() -> torch.device:
-    """The first CUDA GPU, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def half_dtype(capability: tuple[int, int]) -> tuple[torch.dtype, str]:

@@ -84,11 +84,6 @@ class Request(Sequence):
     def num_outputs_left(self) -> int:
         return self.max_new_tokens - self.num_output_tokens
 
-    @property
-    def is_active(self) -> bool:
-        """Waiting or running: still the scheduler's business."""
-        return self.status not in (Status.NEW, Status.FINISHED, Status.ABORTED)
-
     def accept_outputs(self, token_ids: list[int], step: int) -> list[int]:
         """Append sampled tokens up to a stop token or the limit; returns those that were kept."""
         kept = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import traitlets
 
 from kvlab.schedule import REASON_TEXT
@@ -73,8 +71,3 @@ class Steps(LabWidget):
 def _share_text(share: dict) -> str:
     extra = f" after {share['cached']} cached" if share["cached"] else ""
     return f"{share['id']} {share['kind']} {share['tokens']}{extra}"
-
-
-def workload_rows(workload: str) -> list[dict]:
-    """The requests of a workload as rows of a table."""
-    return [asdict(arrival) for arrival in WORKLOADS[workload].arrivals]
