@@ -167,7 +167,8 @@ print("the same text, nothing moved")
 
 # %%
 from kvlab.attention import CachedAttention
-from kvlab.cache import CacheFull, ConcatenatedKVCache, ContiguousKVCache
+from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
+from kvlab.errors import CacheError
 
 cache = ContiguousKVCache(spec, batch_size=1, max_len=len(prompt_ids) + 11)
 assert cached_generate(model, prompt_ids, 12, cache=cache) == by_hand
@@ -178,7 +179,7 @@ print("the same rows as ours, to the bit:", same_rows)
 # %%
 try:
     cached_generate(model, prompt_ids, 3, cache=ContiguousKVCache(spec, 1, len(prompt_ids)))
-except CacheFull as error:
+except CacheError as error:
     print("CacheFull:", error)
 
 # %% [markdown]

@@ -561,7 +561,8 @@ table(rows, "Rotary settings of some models", note="GPT-2 learns its positions a
 # one. kvlab's `RopeTable` refuses to switch behind your back.
 
 # %%
-from kvlab.rope import RopeTable, StaleRotation
+from kvlab.errors import RopeError
+from kvlab.rope import RopeTable
 
 settings = {
     "short_factor": (1.0,) * 4, "long_factor": (4.0,) * 4,
@@ -574,7 +575,7 @@ short_table = RopeTable(longrope)
 short_table.rows(torch.arange(8))
 try:
     short_table.rows(torch.tensor([8]))
-except StaleRotation as error:
+except RopeError as error:
     print(error)
 
 # %% [markdown]
@@ -703,8 +704,8 @@ print("layers whose plain K is the same at another place:  ", layers_equal(plain
 # column and position are no longer the same thing: each row counts its own real tokens.
 
 # %%
-from kvlab.padding import left_pad, padded_generate
-from kvlab.positions import next_positions, padded_positions
+from kvlab.generate import left_pad, padded_generate
+from kvlab.rope import next_positions, padded_positions
 
 short = checkpoint.encode("Two plus two is")
 token_ids, mask = left_pad([short, prompt_ids])

@@ -174,12 +174,13 @@ for position in (0, 3, 4, 9):
           f"offset {position % block_size} -> slot {slot(position)}")
 
 # %%
-from kvlab.slots import SlotOutOfRange, slot_of
+from kvlab.blocks import slot_of
+from kvlab.errors import BlockError
 
 assert [slot(p) for p in range(12)] == [slot_of(block_table, block_size, p) for p in range(12)]
 try:
     slot_of(block_table, block_size, 12)
-except SlotOutOfRange as error:
+except BlockError as error:
     print("SlotOutOfRange:", error)
 
 # %% [markdown]
@@ -242,7 +243,7 @@ for name, key in keys.items():
 # %%
 from dataclasses import replace
 
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedKVCache
 from kvlab.specs import LayerSpec
 
 layer = LayerSpec("full", num_kv_heads, head_dim, head_dim)
@@ -308,7 +309,7 @@ print(checkpoint.decode(by_hand))
 
 # %%
 from kvlab.generate import cached_generate, naive_generate
-from kvlab.generate_paged import paged_generate
+from kvlab.generate import paged_generate
 
 naive = naive_generate(model, prompt_ids, 12)
 assert naive == cached_generate(model, prompt_ids, 12) == by_hand
@@ -322,7 +323,8 @@ print("naive = cached = paged, for four block sizes")
 # nobody wrote may hold NaN, and zero times NaN is NaN, so a mask on the scores alone does not help.
 
 # %%
-from kvlab.paged_attention import TableEntryOutOfRange, paged_attention
+from kvlab.errors import BlockError
+from kvlab.paged import paged_attention
 
 cache = PagedKVCache(small, num_blocks, 4)
 cache.key_cache(0).fill_(torch.nan)
@@ -339,7 +341,7 @@ print("finite:", bool(out.isfinite().all()), " (entry 999 lies past B's length a
 # %%
 try:
     paged_attention(query, *pools, torch.tensor([[5, 2, 99], [7, 1, 0]]), lens, starts)
-except TableEntryOutOfRange as error:
+except BlockError as error:
     print("TableEntryOutOfRange:", error)
 
 # %% [markdown]
@@ -350,7 +352,8 @@ except TableEntryOutOfRange as error:
 # *null block*, and fills table entries where there is nothing to read.
 
 # %%
-from kvlab.blocks import BlockPool, DoubleFree, OutOfBlocks
+from kvlab.blocks import BlockPool
+from kvlab.errors import BlockError, OutOfBlocks
 
 blocks = BlockPool(num_blocks=6, block_size=4)
 first = blocks.allocate(2)
@@ -358,7 +361,7 @@ print("handed out:", first, " free:", list(blocks.free_list))
 for wrong in (lambda: blocks.allocate(4), lambda: blocks.free([first[0], first[0]])):
     try:
         wrong()
-    except (OutOfBlocks, DoubleFree) as error:
+    except (OutOfBlocks, BlockError) as error:
         print(f"{type(error).__name__}: {error}")
 print("as before:", list(blocks.free_list))
 
@@ -370,11 +373,11 @@ print("as before:", list(blocks.free_list))
 # `BlockManager` keeps the tables. It hands out a block exactly when a token needs it.
 
 # %%
-from kvlab.block_tables import BlockManager
-from kvlab.sequence import Sequence
+from kvlab.tables import BlockManager
+from kvlab.request import Request
 
 manager = BlockManager(BlockPool(8, 4))
-seq = Sequence("A", [11, 12, 13])
+seq = Request("A", [11, 12, 13])
 manager.start(seq, 3)
 manager.mark_computed(seq, 3)
 for token in (14, 15, 16, 17, 18, 19):
@@ -398,7 +401,7 @@ for token in (14, 15, 16, 17, 18, 19):
 
 # %%
 manager = BlockManager(BlockPool(10, 4))
-parent = Sequence("parent", [1, 2, 3, 4, 5])
+parent = Request("parent", [1, 2, 3, 4, 5])
 manager.start(parent, 5)
 manager.mark_computed(parent, 5)
 child = manager.fork(parent, "child")
@@ -416,7 +419,7 @@ for seq, token in ((parent, 6), (child, 7)):
 # cache does them, K and V, in every layer, before the write. On the checkpoint:
 
 # %%
-from kvlab.generate_paged import PagedDecoder
+from kvlab.generate import PagedDecoder
 
 decoder = PagedDecoder(model, num_blocks=32, block_size=4)
 parent = decoder.sequence(prompt_ids)
@@ -440,13 +443,13 @@ for seq, row in zip((parent, child), rows, strict=True):
 # tenants apart. Requests with different salts share nothing.
 
 # %%
-from kvlab.prefix import ROOT_HASH, extra_keys, hash_block
+from kvlab.tables import ROOT_HASH, hash_block, tags_between
 
 parent_hash = hash_block(ROOT_HASH, (1, 2, 3, 4), ())
 same_tokens_later = hash_block(parent_hash, (1, 2, 3, 4), ())
 print("equal tokens, another place:", same_tokens_later == parent_hash)
-by_adapter = extra_keys(0, 4, adapter="X")
-by_salt = extra_keys(0, 4, cache_salt="X")
+by_adapter = tags_between(0, 4, adapter="X")
+by_salt = tags_between(0, 4, cache_salt="X")
 print("adapter X and salt X:", by_adapter, by_salt)
 print("equal hashes:", hash_block(ROOT_HASH, (1,), by_adapter) == hash_block(ROOT_HASH, (1,), by_salt))
 
@@ -457,9 +460,9 @@ print("equal hashes:", hash_block(ROOT_HASH, (1,), by_adapter) == hash_block(ROO
 
 # %%
 manager = BlockManager(BlockPool(12, 4))
-first = Sequence("first", list(range(10)))
+first = Request("first", list(range(10)))
 manager.start(first, 10)
-twin = Sequence("twin", list(range(10)))
+twin = Request("twin", list(range(10)))
 print("before the forward, the twin finds", manager.match_prefix(twin).num_tokens, "tokens")
 manager.mark_computed(first, 10)
 print("after it,", manager.match_prefix(twin).num_tokens, "of", twin.num_tokens)
@@ -594,11 +597,11 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 def reusable(eviction):
     """Tokens of a cached prompt that can still be reused, after 0, 1, 2 ... evictions."""
     manager = BlockManager(BlockPool(9, 4, eviction=eviction))
-    old = Sequence("old", list(range(32)))
+    old = Request("old", list(range(32)))
     manager.start(old, 32)
     manager.mark_computed(old, 32)
     manager.release(old)
-    again, found = Sequence("again", [*range(32), 99]), []
+    again, found = Request("again", [*range(32), 99]), []
     for _ in range(9):
         found.append(manager.match_prefix(again).num_tokens)
         manager.pool.allocate(min(1, manager.pool.num_free_blocks))
@@ -625,7 +628,7 @@ figure(
 # hole is the end.
 
 # %%
-from kvlab.prefix import longest_full_hit, longest_hybrid_hit, longest_sliding_hit
+from kvlab.tables import longest_full_hit, longest_hybrid_hit, longest_sliding_hit
 
 there = [True, True, False, True, True]  # blocks of one token; the third was evicted
 print("full attention reuses", longest_full_hit(there, 5))
@@ -637,7 +640,7 @@ print("a model with both kinds", longest_hybrid_hit(there, there, 5, window=2, b
 
 # %%
 windowed = BlockManager(BlockPool(12, 4), sliding_window=6)
-seq = Sequence("long", list(range(30)))
+seq = Request("long", list(range(30)))
 windowed.start(seq, 30)
 windowed.mark_computed(seq, 30)
 print("table of a running windowed sequence:", seq.block_table)
@@ -651,11 +654,11 @@ print("table of a running windowed sequence:", seq.block_table)
 # where. kvlab's tests call it after each operation of long random runs.
 
 # %%
-from kvlab.blocks import PoolCorrupt
+from kvlab.errors import IntegrityError
 
 manager = BlockManager(BlockPool(8, 4))
 for name, base in (("A", 0), ("B", 50)):
-    seq = Sequence(name, [base + i for i in range(6)])
+    seq = Request(name, [base + i for i in range(6)])
     manager.start(seq, 6)
     manager.mark_computed(seq, 6)
 manager.check_integrity()
@@ -667,7 +670,7 @@ manager.check_integrity()
 manager.pool.free_list[2] = None  # A's second block, back on the free list while A runs
 try:
     manager.check_integrity()
-except PoolCorrupt as error:
+except IntegrityError as error:
     print(*error.findings, sep="\n")
 
 # %% [markdown]

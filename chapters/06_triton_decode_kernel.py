@@ -464,7 +464,7 @@ from kvlab.backends import KernelPagedAttention
 from kvlab.checkpoint import load, read_weights
 from kvlab.engine import Engine
 from kvlab.model import Decoder
-from kvlab.paged_attention import PagedAttention
+from kvlab.paged import PagedAttention
 
 checkpoint = load()
 weights = {name: w.float().to(device) for name, w in read_weights(checkpoint.folder).items()}

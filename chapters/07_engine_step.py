@@ -87,7 +87,7 @@ print("decoding with 3 drafts:  ", new_tokens(known=5 + 7 + 3, computed=5 + 6))
 # be stored. With chunking switched off a prompt runs whole or not at all.
 
 # %%
-from kvlab.schedule import clamp_new_tokens, num_new_tokens
+from kvlab.scheduler import clamp_new_tokens, num_new_tokens
 
 for new, threshold, budget, chunked in (
     (5000, 2048, 8192, True),
@@ -159,9 +159,9 @@ for number, shares in enumerate(by_hand):
 # step with a `Schedule`: who got how many tokens, and why the others did not.
 
 # %%
-from kvlab.block_tables import BlockManager
+from kvlab.tables import BlockManager
 from kvlab.blocks import BlockPool
-from kvlab.policy import SchedulerConfig
+from kvlab.scheduler import SchedulerConfig
 from kvlab.request import Request
 from kvlab.scheduler import Scheduler
 
@@ -276,7 +276,7 @@ print("position = seq_len - 1, here and in every other step")
 
 # %%
 from kvlab.checkpoint import load
-from kvlab.engine_runner import ModelRunner
+from kvlab.engine import ModelRunner
 
 checkpoint = load()
 model = checkpoint.model
@@ -385,11 +385,11 @@ print(f"dropped {after.num_dropped_tokens}, found again {after.num_resumed_token
 # of the line for ever, and everybody behind it too.
 
 # %%
-from kvlab.request import NeverFits
+from kvlab.errors import RequestError
 
 try:
     tight.add_request([1] * 130, max_new_tokens=8)
-except NeverFits as error:
+except RequestError as error:
     print("NeverFits:", error)
 
 # %% [markdown]
@@ -536,7 +536,8 @@ figure(
 # undone. Here the guess is whatever followed the same few tokens earlier in the text.
 
 # %%
-from kvlab.drafts import NgramProposer, accept, computed_after, rollback
+from kvlab.sampling import NgramProposer, accept, rollback
+from kvlab.scheduler import computed_after
 
 proposer = NgramProposer(num_drafts=3)
 print("proposed:", proposer.propose([7, 8, 9, 5, 7, 8]))

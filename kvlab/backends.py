@@ -23,8 +23,7 @@ from kvlab.kernels import paged_decode as kernels
 from kvlab.kernels.checks import check_block_tables
 from kvlab.kernels.launch import paged_decode
 from kvlab.kernels.reference import paged_decode_reference
-from kvlab.paged_attention import PagedAttention
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedAttention, PagedKVCache
 from kvlab.specs import ModelSpec
 
 #: Triton's maintainers support NVIDIA GPUs from this compute capability on.

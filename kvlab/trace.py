@@ -11,8 +11,7 @@ from dataclasses import asdict
 
 from kvlab.batch import Batch
 from kvlab.request import Request
-from kvlab.schedule import Schedule, ScheduledRequest
-from kvlab.scheduler import Scheduler
+from kvlab.scheduler import Schedule, ScheduledRequest, Scheduler
 
 
 def share_kind(entry: ScheduledRequest) -> str:

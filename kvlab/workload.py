@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from kvlab.batch import build_batch
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool, is_whole
 from kvlab.errors import KvlabError
-from kvlab.policy import SchedulerConfig
 from kvlab.request import Request
-from kvlab.scheduler import Scheduler
+from kvlab.scheduler import Scheduler, SchedulerConfig
+from kvlab.tables import BlockManager
 from kvlab.trace import add_outputs, request_record, step_record
 
 MAX_REQUESTS, MAX_STEPS, MAX_TOKENS = 12, 400, 2000

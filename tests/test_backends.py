@@ -11,8 +11,7 @@ from kvlab.devices import half_dtype
 from kvlab.engine import Engine
 from kvlab.kernels.checks import BlockIdOutOfRange
 from kvlab.model import Decoder
-from kvlab.paged_attention import PagedAttention
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedAttention, PagedKVCache
 
 CPU = torch.device("cpu")
 

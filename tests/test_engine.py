@@ -14,18 +14,14 @@ from scheduling import assert_empty
 from small_models import tiny_spec
 
 from kvlab.batch import build_batch
-from kvlab.drafts import NgramProposer
-from kvlab.engine import Engine
-from kvlab.engine_inputs import TokenOutOfRange
-from kvlab.engine_outputs import EngineStuck
-from kvlab.engine_runner import block_table_tensor
+from kvlab.engine import Engine, EngineStuck
+from kvlab.errors import RequestError
 from kvlab.generate import cached_generate
-from kvlab.invariants import check_state
+from kvlab.integrity import check_scheduler
 from kvlab.model import Decoder
-from kvlab.policy import Admission, HeadOfLine, Order, SchedulerConfigError
-from kvlab.request import DuplicateRequest, NeverFits, RequestError, UnknownRequest
-from kvlab.sampling import SamplingError, SamplingParams
-from kvlab.sequence import SequenceError
+from kvlab.paged import table_rows
+from kvlab.sampling import NgramProposer, SamplingParams
+from kvlab.scheduler import Admission, HeadOfLine, Order
 
 LONG = os.environ.get("KVLAB_LONG") == "1"
 VOCAB = 13
@@ -47,7 +43,7 @@ def checked_run(made: Engine) -> int:
     steps = 0
     while made.has_requests:
         result = made.step()
-        check_state(made.scheduler)
+        check_scheduler(made.scheduler)
         assert result.schedule.num_scheduled_tokens <= result.schedule.budget
         steps += 1
         assert steps < 3000
@@ -105,7 +101,7 @@ def test_any_mix_equals_each_request_alone(mix, model):
                 made.abort(str(index))
                 aborted.add(index)
         made.step()
-        check_state(made.scheduler)
+        check_scheduler(made.scheduler)
         now += 1
     assert_empty(made.scheduler)
     for index, (prompt, outputs, *_) in enumerate(requests):
@@ -248,22 +244,22 @@ def test_bad_requests_are_named_and_harm_nobody():
     good = made.add_request(PROMPTS[1], request_id="good", max_new_tokens=15)
     made.step()
     for error, call in (
-        (SequenceError, lambda: made.add_request([])),
-        (NeverFits, lambda: made.add_request([1] * 40)),
-        (NeverFits, lambda: made.add_request([1] * 20, max_new_tokens=12)),
-        (TokenOutOfRange, lambda: made.add_request([1, VOCAB])),
-        (TokenOutOfRange, lambda: made.add_request([-1])),
-        (TokenOutOfRange, lambda: made.add_request([1.0])),
-        (DuplicateRequest, lambda: made.add_request([1], request_id="good")),
+        (RequestError, lambda: made.add_request([])),
+        (RequestError, lambda: made.add_request([1] * 40)),
+        (RequestError, lambda: made.add_request([1] * 20, max_new_tokens=12)),
+        (RequestError, lambda: made.add_request([1, VOCAB])),
+        (RequestError, lambda: made.add_request([-1])),
+        (RequestError, lambda: made.add_request([1.0])),
+        (RequestError, lambda: made.add_request([1], request_id="good")),
         (RequestError, lambda: made.add_request([1], max_new_tokens=0)),
-        (UnknownRequest, lambda: made.abort("nobody")),
-        (SamplingError, lambda: made.add_request([1], sampling=SamplingParams(top_p=0))),
+        (RequestError, lambda: made.abort("nobody")),
+        (RequestError, lambda: made.add_request([1], sampling=SamplingParams(top_p=0))),
         (RequestError, lambda: made.generate([[1], [2]], [3])),
-        (TokenOutOfRange, lambda: made.generate([[1], [VOCAB]], 3)),
+        (RequestError, lambda: made.generate([[1], [VOCAB]], 3)),
     ):
         with pytest.raises(error):
             call()
-        check_state(made.scheduler)
+        check_scheduler(made.scheduler)
     assert set(made.scheduler.requests) == {"good"}
     checked_run(made)
     assert good.token_ids == ALONE[1]
@@ -277,19 +273,19 @@ def test_bad_requests_are_named_and_harm_nobody():
     ],
 )
 def test_engine_settings_that_cannot_work(settings):
-    with pytest.raises(SchedulerConfigError):
+    with pytest.raises(RequestError):
         engine(**settings)
 
 
 def test_att_07_no_request_may_pass_the_context_length_of_the_model():
     context = MODEL.spec.max_position_embeddings
-    with pytest.raises(SchedulerConfigError, match=f"max_model_len={context + 1}.*{context}"):
+    with pytest.raises(RequestError, match=f"max_model_len={context + 1}.*{context}"):
         engine(max_model_len=context + 1)
     for asked in (None, context, context - 1):
         made = engine(max_model_len=asked)
         longest = made.scheduler.config.max_model_len
         assert longest == (asked or context)
-        with pytest.raises(NeverFits, match=f"{longest} positions of the model"):
+        with pytest.raises(RequestError, match=f"{longest} positions of the model"):
             made.add_request([1] * longest, max_new_tokens=2)
         output = made.add_request([1] * (longest - 1), max_new_tokens=2)
         checked_run(made)
@@ -303,7 +299,7 @@ def test_several_ids_may_end_every_request():
         [output] = engine(eos_token_id=eos).generate([PROMPTS[3]], 15)
         assert output.token_ids == ALONE[3][: first + 1]
     for wrong in ("</s>", VOCAB, -1, [1, VOCAB], 2.0, True):  # no step would ever end at these
-        with pytest.raises(TokenOutOfRange, match="eos_token_id: token"):
+        with pytest.raises(RequestError, match="eos_token_id: token"):
             engine(eos_token_id=wrong)
 
 
@@ -359,7 +355,7 @@ def test_logits_without_a_number_are_named_and_others_go_on(number, params):
 
     made.runner.run = poisoned
     for _ in range(2):
-        with pytest.raises(SamplingError, match=f"{bad.request_id}.*expected finite"):
+        with pytest.raises(RequestError, match=f"{bad.request_id}.*expected finite"):
             made.step()
     made.abort(bad.request_id)
     checked_run(made)
@@ -428,8 +424,8 @@ def test_a_progress_bar_is_shown_on_request_only(capsys):
 
 
 def test_block_tables_become_a_rectangle():
-    assert block_table_tensor([[3], [4, 5]]).tolist() == [[3, 0], [4, 5]]
-    assert block_table_tensor([]).shape == (0, 0)
+    assert table_rows([[3], [4, 5]]).tolist() == [[3, 0], [4, 5]]
+    assert table_rows([]).shape == (0, 0)
 
 
 def test_padding_rows_change_no_logits_and_no_slot():

@@ -13,13 +13,12 @@ from scheduling import assert_empty
 from small_models import tiny_spec
 
 import kvlab.engine as engine_module
-from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
-from kvlab.engine_inputs import TokenOutOfRange
-from kvlab.invariants import check_state
+from kvlab.errors import RequestError
+from kvlab.integrity import check_scheduler
 from kvlab.model import Decoder
-from kvlab.paged_attention import PagedAttention
-from kvlab.sampling import SamplingParams
+from kvlab.paged import PagedAttention
+from kvlab.sampling import NgramProposer, SamplingParams
 
 LONG = os.environ.get("KVLAB_LONG") == "1"
 VOCAB = 13
@@ -152,7 +151,7 @@ def run_all(made, outputs, on_failure=None):
             failures += 1
             if on_failure:
                 on_failure(failures)
-        check_state(made.scheduler)
+        check_scheduler(made.scheduler)
         for output in outputs:
             assert output.finish_reason != "length" or len(output.token_ids) == OUTPUTS
         steps += 1
@@ -297,7 +296,7 @@ def test_an_interrupt_leaves_no_half_booked_step(monkeypatch, place, call):
     monkeypatch.setattr(target, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_all(made, outputs)
-    check_state(made.scheduler)
+    check_scheduler(made.scheduler)
     run_all(made, outputs)
     assert [output.token_ids for output in outputs] == ALONE
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -334,7 +333,7 @@ def test_drafts_out_of_range_are_named_before_anything_is_scheduled():
     for _ in range(3):
         made.step()
     wild.wild = True
-    with pytest.raises(TokenOutOfRange, match="draft token 0"):
+    with pytest.raises(RequestError, match="draft token 0"):
         made.step()
     wild.wild = False
     run_all(made, [output])

@@ -6,11 +6,10 @@ import pytest
 from scheduling import assert_empty
 
 from kvlab.checkpoint import load
-from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
 from kvlab.generate import cached_generate
-from kvlab.invariants import check_state
-from kvlab.sampling import SamplingParams
+from kvlab.integrity import check_scheduler
+from kvlab.sampling import NgramProposer, SamplingParams
 
 pytestmark = pytest.mark.real
 
@@ -75,7 +74,7 @@ def test_32_requests_at_once_equal_each_alone(checkpoint, options):
             engine.abort(victim)
             aborted.add(int(victim))
         engine.step()
-        check_state(engine.scheduler)
+        check_scheduler(engine.scheduler)
         now += 1
     assert_empty(engine.scheduler)
 

@@ -15,7 +15,7 @@ from kvlab.errors import KvlabError
 from kvlab.hf import cache_argument, cache_of
 from kvlab.kv_costs import KvCostError
 from kvlab.kv_formats import FORMATS, KvFormatError, storage_format
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedKVCache
 from kvlab.reports.capacity import ask_capacity, capacity_report
 from kvlab.reports.kv import KvReportError, kv_report, models_report
 from kvlab.specs import LayerSpec, StateSpec

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.answers import answer_json
-from kvlab.blocks import BlockError
+from kvlab.errors import BlockError
 from kvlab.paging import (
     expected_waste_per_request,
     num_that_fit_paged,

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from kvlab.policy import SchedulerConfig, SchedulerConfigError
+from kvlab.errors import RequestError
+from kvlab.scheduler import SchedulerConfig
 from kvlab.workload import (
     MAX_REQUESTS,
     WORKLOADS,
@@ -59,7 +60,7 @@ def test_a_request_that_is_refused_harms_no_other(bad):
         ({"num_blocks": "9"}, SimulationError),
         ({"num_blocks": 10**9}, SimulationError),
         ({"block_size": 0}, SimulationError),
-        ({"settings": {"max_num_seqs": 0}}, SchedulerConfigError),
+        ({"settings": {"max_num_seqs": 0}}, RequestError),
     ],
 )
 def test_a_question_that_cannot_be_simulated_is_named(change, error):

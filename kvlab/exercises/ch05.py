@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.blocks import blocks_for
+from kvlab.blocks import blocks_for, slot_of
 from kvlab.exercises import Exercise, Wrong, ch05_sharing, number, register
 from kvlab.paging import paged_waste
-from kvlab.slots import slot_of
 
 _TABLE, _BLOCK, _POSITION = [7, 3, 12], 16, 37
 _SLOT = slot_of(_TABLE, _BLOCK, _POSITION)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlab.blocks import BlockPool
+from kvlab.blocks import BlockPool, PrefixKey
 from kvlab.exercises import Exercise, Wrong
-from kvlab.prefix import PrefixKey
 
 #: name -> may the second request read the first one's block 1 (of 4 tokens)? and why not
 _SHARING = {

@@ -11,9 +11,8 @@ from kvlab.batch import (
     request_indices,
     token_positions,
 )
-from kvlab.drafts import computed_after
 from kvlab.exercises import Exercise, Wrong, register
-from kvlab.schedule import clamp_new_tokens, num_new_tokens
+from kvlab.scheduler import clamp_new_tokens, computed_after, num_new_tokens
 
 
 def _share(num_tokens, num_drafts, num_computed, threshold, budget, chunked):

@@ -25,11 +25,11 @@ import kvlab.attention as attention_module
 from kvlab import costs
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
+from kvlab.errors import WrongPosition
 from kvlab.faults.registry import FaultDetected
 from kvlab.faults.seams import watched
 from kvlab.model import Decoder, project, rms_norm
-from kvlab.positions import WrongPosition, check_positions
-from kvlab.rope_scaling import inverse_frequencies
+from kvlab.rope import check_positions, rope_inv_freq
 
 
 def seq_lens_of(attend: Any, positions: torch.Tensor) -> torch.Tensor | None:
@@ -65,7 +65,7 @@ def watch_positions() -> Iterator[None]:
 
 def exact_angles(model: Decoder, positions: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Angles [*positions, pairs] in float64 straight from the spec, and the attention factor."""
-    inv_freq, factor = inverse_frequencies(model.spec.rope, model.rope.planned_len)
+    inv_freq, factor = rope_inv_freq(model.spec.rope, model.rope.planned_len)
     return positions.double()[..., None] * inv_freq.double(), factor
 
 

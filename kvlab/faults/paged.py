@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from kvlab import block_tables, prefix_cache
-from kvlab.block_tables import BlockManager
+from kvlab import tables
 from kvlab.blocks import BlockPool, blocks_for
 from kvlab.faults import paged_checks as checks
 from kvlab.faults import paged_scenes as scenes
@@ -16,8 +15,8 @@ from kvlab.faults.describe import NATS, NOTHING
 from kvlab.faults.drift import tiny_model
 from kvlab.faults.registry import Fault, register
 from kvlab.faults.seams import replaced
-from kvlab.paged_cache import CheckedSlots, PagedKVCache
-from kvlab.prefix import PrefixStats
+from kvlab.paged import CheckedSlots, PagedKVCache
+from kvlab.tables import BlockManager, PrefixStats
 
 INTEGRITY = "check_integrity() after every operation: it names the block and both owners."
 
@@ -74,14 +73,14 @@ def _sixteen() -> AbstractContextManager[None]:
     def slot_of(original, block_table, block_size, position):
         return original(block_table, 16, position)
 
-    return replaced(block_tables, "slot_of", slot_of)
+    return replaced(tables, "slot_of", slot_of)
 
 
 def _untagged() -> AbstractContextManager[None]:
     def extra_keys(original, *arguments, **options):
         return tuple(key[1:] for key in original(*arguments, **options))
 
-    return replaced(prefix_cache, "extra_keys", extra_keys)
+    return replaced(tables, "extra_keys", extra_keys)
 
 
 def _all_are_hits() -> AbstractContextManager[None]:

@@ -8,14 +8,13 @@ from itertools import product
 
 import torch
 
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.faults.drift import tiny_model
 from kvlab.faults.registry import FaultDetected
 from kvlab.faults.seams import watched
-from kvlab.paged_attention import PagedAttention
-from kvlab.paged_cache import PagedKVCache
-from kvlab.sequence import Sequence
+from kvlab.paged import PagedAttention, PagedKVCache
+from kvlab.request import Request
+from kvlab.tables import BlockManager
 
 #: Everything that changes tables, counters or the map.
 OPERATIONS = ("start", "grow", "mark_computed", "fork", "truncate_to", "release")
@@ -113,10 +112,10 @@ def detect_padding_write(steps: int = 8) -> None:
 def foreign_hit_tokens() -> float:
     """Tokens that salt "X" finds of what adapter "X" computed; must be 0."""
     manager = BlockManager(BlockPool(8, 4))
-    first = Sequence("adapter", list(range(9)), adapter="X")
+    first = Request("adapter", list(range(9)), adapter="X")
     manager.start(first, 9)
     manager.mark_computed(first, 9)
-    second = Sequence("salt", list(range(9)), cache_salt="X")
+    second = Request("salt", list(range(9)), cache_salt="X")
     return float(manager.match_prefix(second).num_tokens)
 
 
@@ -131,7 +130,7 @@ def detect_foreign_hit(steps: int = 8) -> None:
 def hit_rate_of_a_lonely_request() -> float:
     """One request of 64 tokens, preempted once and resumed; the rate must be 0."""
     manager = BlockManager(BlockPool(8, 16))
-    seq = Sequence("lonely", list(range(64)))
+    seq = Request("lonely", list(range(64)))
     manager.start(seq, 64)
     manager.mark_computed(seq, 64)
     seq.append(64)

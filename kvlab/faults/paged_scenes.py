@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import torch
 
-from kvlab.blocks import OutOfBlocks
+from kvlab.errors import OutOfBlocks
 from kvlab.faults.drift import checkpoint, compare, text_ids
 from kvlab.faults.seams import suspended
-from kvlab.generate_paged import PagedDecoder
+from kvlab.generate import PagedDecoder
 from kvlab.model import Decoder
 
 #: A scene: (model, token ids to take prompts from) -> logits [rows, vocab]

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 import torch
 
 import kvlab.model as model_module
-from kvlab import positions as position_rules
+from kvlab import rope as position_rules
 from kvlab.faults import checks
 from kvlab.faults.describe import NATS, NOTHING, detector, mean_kl, run_tiny
 from kvlab.faults.drift import cached_logits, checkpoint, compare, text_ids, tiny_model
 from kvlab.faults.registry import Fault, register
 from kvlab.faults.seams import ChangedAttend, replaced, suspended
+from kvlab.generate import padded_generate
 from kvlab.model import Decoder
-from kvlab.padding import padded_generate
 
 #: change(positions, cached tokens, prompt length) -> positions
 Change = Callable[[torch.Tensor, int, int], torch.Tensor]

@@ -20,9 +20,7 @@ from kvlab.faults.step_scenes import (
     passing,
     wrong_share,
 )
-from kvlab.schedule import StepPlan
-from kvlab.scheduler import Scheduler
-from kvlab.scheduler_stats import SchedulerStats
+from kvlab.scheduler import Schedule, Scheduler, SchedulerStats
 
 # -- switches -----------------------------------------------------------------------------
 
@@ -33,7 +31,7 @@ def _budget_not_spent() -> AbstractContextManager[None]:
         original(plan, *arguments, **named)
         plan.budget = budget
 
-    return replaced(StepPlan, "serve", serve)
+    return replaced(Schedule, "serve", serve)
 
 
 def _outputs_lost() -> AbstractContextManager[None]:
@@ -58,7 +56,7 @@ def _samples_too_early() -> AbstractContextManager[None]:
         original(plan, *arguments, **named)
         plan.scheduled[-1] = replace(plan.scheduled[-1], samples=True)
 
-    return replaced(StepPlan, "serve", serve)
+    return replaced(Schedule, "serve", serve)
 
 
 def _positions_ahead() -> AbstractContextManager[None]:

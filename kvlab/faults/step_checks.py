@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from kvlab.batch import BatchError
-from kvlab.blocks import PoolCorrupt
-from kvlab.engine_runner import ModelRunner
+from kvlab.engine import ModelRunner
+from kvlab.errors import IntegrityError, KvlabError
 from kvlab.faults.registry import FaultDetected
 from kvlab.faults.seams import watched
-from kvlab.invariants import StepCorrupt, check_schedule, check_state
+from kvlab.integrity import check_schedule, check_scheduler
 from kvlab.request import Request
 from kvlab.scheduler import Scheduler
 
@@ -93,7 +92,7 @@ def watch_steps() -> Iterator[None]:
         made = original(scheduler)
         try:
             check_schedule(scheduler, made)
-        except StepCorrupt as error:
+        except IntegrityError as error:
             raise FaultDetected(str(error)) from error
         fail(ledgers.setdefault(scheduler, Ledger()).compare(scheduler))
         return made
@@ -102,8 +101,8 @@ def watch_steps() -> Iterator[None]:
         kept = original(scheduler, made, sampled)
         fail(draft_findings(made, kept) + hit_findings(scheduler))
         try:
-            check_state(scheduler)
-        except (StepCorrupt, PoolCorrupt) as error:
+            check_scheduler(scheduler)
+        except (IntegrityError, IntegrityError) as error:
             raise FaultDetected(str(error)) from error
         fail(ledgers.setdefault(scheduler, Ledger()).compare(scheduler))
         return kept
@@ -111,7 +110,7 @@ def watch_steps() -> Iterator[None]:
     def run(original, runner, batch, *arguments):
         try:
             batch.check()
-        except BatchError as error:
+        except KvlabError as error:
             raise FaultDetected(
                 f"{error}. Position and seq_len are made from the tokens computed before the step"
             ) from error

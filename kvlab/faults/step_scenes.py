@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
 from kvlab.faults.drift import tiny_model
 from kvlab.faults.seams import suspended
 from kvlab.faults.step_checks import watch_steps
+from kvlab.sampling import NgramProposer
 
 #: Seven prompts of different lengths; the pool of `crowded` holds about three of them.
 PROMPTS = tuple(tuple((7 * i + 3 * j) % 50 for j in range(6 + 3 * i)) for i in range(7))

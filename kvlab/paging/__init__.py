@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from kvlab.blocks import BlockError, blocks_for
+from kvlab.blocks import blocks_for
+from kvlab.errors import BlockError
 
 
 @dataclass(frozen=True)

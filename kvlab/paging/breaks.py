@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlab.block_tables import BlockManager
 from kvlab.errors import KvlabError
+from kvlab.tables import BlockManager
 
 Break = Callable[[BlockManager, int], str]
 

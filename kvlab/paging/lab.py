@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Request as Seq
 from dataclasses import dataclass, field
 
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import NULL_BLOCK, BlockPool
 from kvlab.errors import KvlabError
 from kvlab.paging.breaks import break_pool
-from kvlab.sequence import Sequence
+from kvlab.request import Request
+from kvlab.tables import BlockManager
 
 MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_OPERATIONS, MAX_TOKENS = 48, 16, 80, 64
 
@@ -100,7 +100,7 @@ def pool_trace(
 
 
 @dataclass(eq=False)
-class Sentence(Sequence):
+class Sentence(Request):
     """A sequence whose tokens can be read."""
 
     words: list[str] = field(init=False, default_factory=list)

@@ -7,7 +7,7 @@ import traitlets
 from kvlab.blocks import EVICTION_POLICIES
 from kvlab.paging.breaks import BREAKS
 from kvlab.paging.lab import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_OPERATIONS, TEXTS, TOUR, pool_trace
-from kvlab.prefix_cache import FULL_HIT_RULES
+from kvlab.tables import FULL_HIT_RULES
 from kvlab.widgets.base import LabWidget, Twin
 
 

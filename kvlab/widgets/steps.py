@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traitlets
 
-from kvlab.schedule import REASON_TEXT
+from kvlab.scheduler import REASON_TEXT
 from kvlab.widgets.base import LabWidget, Twin
 from kvlab.workload import WORKLOADS, schedule_trace
 

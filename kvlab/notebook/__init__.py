@@ -1,0 +1,1 @@
+"""What chapters and pages show: widgets, exercises, figures, measurements, scenes."""
