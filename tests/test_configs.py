@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlab import costs, kv_costs
-from kvlab.configs import find_model, model_names, preset, read_config
-from kvlab.configs.fields import ConfigError, words
+from kvlab.configs import ConfigError, find_model, model_names, preset, read_config
 from kvlab.reports.kv import kv_report
 
 VALUES = json.loads((Path(__file__).parent / "model_values.json").read_text())
@@ -528,10 +527,10 @@ def test_santacoder_has_one_kv_head():
 
 @pytest.mark.parametrize(
     "model_type",
-    words(
+    (
         "dinov2 wav2vec2 hubert esm longformer eurobert siglip2_vision_model clip_text_model "
         "tinybert whisper_encoder my_vision"
-    ),
+    ).split(),
 )
 def test_what_only_sees_or_hears_keeps_no_cache(model_type):
     assert refused({**LLAMA, "model_type": model_type}).field == "model_type"
