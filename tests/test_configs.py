@@ -454,6 +454,7 @@ def test_an_unknown_type_is_read_with_a_note():
         ({"use_sliding_window": "no"}, "use_sliding_window"),
         ({"hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
         ({"hybrid_override_pattern": "?" * 32}, "hybrid_override_pattern"),
+        ({"hybrid_layer_pattern": [1.0] * 32}, "hybrid_layer_pattern"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim"),
         ({"rope_theta": -1}, "rope_theta"),
         ({"rope_theta": True}, "rope_theta"),

@@ -19,32 +19,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvlab.configs.families import ENCODER, MLP_OF_FOUR, REFUSED, TOWERS
-from kvlab.configs.fields import (
-    MOST_LAYERS,
-    ConfigError,
-    Fields,
-    load_config,
-    model_types,
-    parse_config,
-    show,
-)
+from kvlab.configs import families
+from kvlab.configs.fields import MOST_LAYERS, ConfigError, Fields, load_config, model_types, show
 from kvlab.configs.layers import count_layers, layer_kinds, windows
 from kvlab.configs.rope import rope_specs
 from kvlab.configs.shapes import layer_shapes, layer_spec, shared_shape
 from kvlab.specs import DATA_DIR, HardwareSpec, LayerSpec, ModelSpec
 
-__all__ = [
-    "ConfigError",
-    "find_model",
-    "hardware",
-    "hardware_names",
-    "model_index",
-    "model_names",
-    "preset",
-    "preset_named",
-    "read_config",
-]
+__all__ = ["ConfigError", "find_model", "hardware", "hardware_names", "model_index", "model_names",
+           "preset", "preset_named", "read_config"]  # fmt: skip
 
 
 def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelSpec:
@@ -57,16 +40,14 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     fields = Fields(top)
     model_type = fields.model_type
     _refuse(fields)
-    if model_type and not fields.data.get("model_type"):
-        fields.note(
-            f"{fields.where}model_type is not in the file; read as {model_type}, by the outer one"
-        )
     if not model_type:
         fields.note("no model_type; read by its ordinary keys")
+    elif not fields.data.get("model_type"):
+        silent = f"{fields.where}model_type is not in the file"
+        fields.note(f"{silent}; read as {model_type}, by the outer one")
     elif model_type not in model_types()["known"]:
-        fields.note(
-            f"model_type {model_type!r} is not one compared here; read by its ordinary keys"
-        )
+        unknown_type = f"model_type {model_type!r} is not one compared here"
+        fields.note(f"{unknown_type}; read by its ordinary keys")
 
     num_layers = count_layers(fields)
     hidden = fields.count("hidden_size")
@@ -80,9 +61,8 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     sliding = next((i for i, kind in enumerate(kinds) if kind.startswith("sliding")), None)
     rope_dim = None if base.kv_lora_rank is None else base.qk_rope_head_dim
     rope, rope_local = rope_specs(fields, base.head_dim, rope_dim, sliding)
-    heads = base.num_attention_heads
-    if not base.num_key_value_heads:
-        heads = fields.count("num_attention_heads", 0)
+    attends = base.num_key_value_heads > 0
+    heads = base.num_attention_heads if attends else fields.count("num_attention_heads", 0)
     vocab = fields.count("vocab_size")
     mlp = _intermediate(fields)
     sizes = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
@@ -122,27 +102,23 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
 def _refuse(fields: Fields) -> None:
     """Refuse a config that has no cache of the kind that is sized here, and say why."""
     model_type, outer = fields.model_type, fields.top.get("model_type")
-    if fields.where and isinstance(outer, str) and outer in REFUSED:
-        raise ConfigError("model_type", f"given {outer!r}: {REFUSED[outer]}; expected a decoder")
-    reason = REFUSED.get(model_type)
+    if fields.where and isinstance(outer, str) and outer in families.REFUSED:
+        reason = families.REFUSED[outer]
+        raise ConfigError("model_type", f"given {outer!r}: {reason}; expected a decoder")
+    reason = families.REFUSED.get(model_type)
     if reason is None and model_type not in model_types()["known"]:
         bert = "bert" in model_type and not model_type.endswith("decoder")
-        reason = ENCODER if bert or model_type.endswith(tuple(TOWERS)) else None
-    if reason and not (reason == ENCODER and fields.flag("is_decoder")):
+        reason = families.ENCODER if bert or model_type.endswith(families.TOWERS) else None
+    if reason and not (reason == families.ENCODER and fields.flag("is_decoder")):
         fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
     for config in (fields.top, fields.data):
-        crossed = config.get("is_encoder_decoder")
-        if crossed:
-            fields.fail(
-                "is_encoder_decoder",
-                f"given {show(crossed)}: cross-attention is not modelled; expected a decoder",
-            )
-    both_ways = fields.data.get("use_bidirectional_attention")
-    if both_ways == "all" or (both_ways is True and model_type == "gemma3_text"):
-        fields.fail(
-            "use_bidirectional_attention",
-            f"given {show(both_ways)}: a bidirectional model keeps no KV cache; expected a decoder",
-        )
+        key, crossed = "is_encoder_decoder", config.get("is_encoder_decoder")
+        expected = "a decoder, since cross-attention is not modelled"
+        fields.check(key, crossed, not crossed, expected)
+    key, both_ways = "use_bidirectional_attention", fields.data.get("use_bidirectional_attention")
+    refused = both_ways == "all" or (both_ways is True and model_type == "gemma3_text")
+    expected = "a decoder, since a bidirectional model keeps no KV cache"
+    fields.check(key, both_ways, not refused, expected)
 
 
 def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
@@ -156,38 +132,25 @@ def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
         ]
     if not shared:
         return layers
-    first = len(layers) - shared
-    if first < 1:
-        fields.fail(
-            "num_kv_shared_layers",
-            f"given {shared}, but there are {len(layers)} layers; expected fewer, since some layer "
-            f"must keep K and V",
-        )
-    owners = {layer.kind: i for i, layer in enumerate(layers[:first])}  # the last of each kind
-    for i, layer in enumerate(layers[first:], first):
-        if layer.kind not in owners:
-            fields.fail(
-                "num_kv_shared_layers",
-                f"given {shared}, but no earlier layer is {layer.kind} as layer {i} is",
-            )
-    return [
-        *layers[:first],
-        *(LayerSpec("shared", shares_layer=owners[layer.kind]) for layer in layers[first:]),
-    ]
+    key, result = "num_kv_shared_layers", layers[: max(0, len(layers) - shared)]
+    expected = f"fewer than the {len(layers)} layers, since some layer must keep K and V"
+    fields.check(key, shared, bool(result), expected)
+    owners = {layer.kind: i for i, layer in enumerate(result)}  # the last of each kind
+    for i, layer in enumerate(layers[-shared:], len(result)):
+        expected = f"fewer, since no earlier layer is {layer.kind} as layer {i} is"
+        fields.check(key, shared, layer.kind in owners, expected)
+        result.append(LayerSpec("shared", shares_layer=owners[layer.kind]))
+    return result
 
 
 def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Multi-token prediction layers stand outside num_layers and are an explicit extra."""
-    for key in (
-        "num_nextn_predict_layers",
-        "num_mtp_layers",
-        "mtp_num_hidden_layers",
-        "num_mtp_modules",
-    ):
+    keys = "num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers num_mtp_modules"
+    for key in keys.split():
         count = fields.count(key, 0, MOST_LAYERS)
         if count:
-            like = [x for x in layers if x.kind in ("full", "latent")]
-            like = like or [x for x in layers if x.num_kv_heads]
+            like = [layer for layer in layers if layer.kind in ("full", "latent")]
+            like = like or [layer for layer in layers if layer.num_kv_heads]
             if not like:
                 return ()
             fields.note(f"{count} MTP layers ({key}) stand outside the {len(layers)}; not counted")
@@ -203,7 +166,7 @@ def _intermediate(fields: Fields) -> int | None:
         return max((size for size in sizes if size), default=None)
     size = fields.as_count("intermediate_size", value)
     hidden = fields.count("hidden_size")
-    if size is None and hidden and fields.model_type in MLP_OF_FOUR:
+    if size is None and hidden and fields.model_type in families.MLP_OF_FOUR:
         return 4 * hidden
     return size
 
@@ -287,5 +250,5 @@ def hardware(name: str) -> HardwareSpec:
     if path.stem not in hardware_names():
         listed = ", ".join(hardware_names()) or "none"
         raise ConfigError("hardware", f"given {show(name)}; expected one of: {listed}")
-    facts = {k: v for k, v in parse_config(path.read_text("utf-8")).items() if k[:1] != "_"}
+    facts = {k: v for k, v in json.loads(path.read_text("utf-8")).items() if k[:1] != "_"}
     return HardwareSpec(**facts)

@@ -6,6 +6,19 @@ key stand in data/model_types.json; tests/test_config_classes.py holds both to t
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a line of text: long lists of model types stay readable that way."""
+    return tuple(text.split())
+
+
+def each(text: str, meaning: Any) -> dict[str, Any]:
+    """Each name in a line of text -> the same meaning."""
+    return dict.fromkeys(text.split(), meaning)
+
+
 #: canonical name -> the names that older or other model types give the same field
 ALIASES = {
     "num_hidden_layers": "n_layer n_layers num_layers num_transformer_layers",
@@ -57,30 +70,26 @@ NOT_ALIASES = {
 ENCODER = "an encoder keeps no KV cache"
 #: model type -> why it is not read
 REFUSED = {
-    **dict.fromkeys(
-        (
-            "albert bert bert-generation big_bird camembert deberta deberta-v2 data2vec-text "
-            "distilbert electra ernie megatron-bert modernbert mpnet nomic_bert rembert "
-            "roberta roc_bert roformer roberta-prelayernorm xlm xlm-roberta xlm-roberta-xl "
-            "xmod clip siglip vit aimv2 align altclip audio-spectrogram-transformer beit bros "
-            "canine chinese_clip clap clipseg data2vec-audio data2vec-vision deit dinat dinov2 "
-            "dinov2_with_registers dinov3_vit donut-swin dpr dpt embedding_gemma2 esm esmc "
-            "eurobert flava funnel gte hubert ijepa jina_embeddings_v3 layoutlm layoutlmv2 "
-            "layoutlmv3 layoutxlm lilt longformer luke markuplm mlcd mra neomme nystromformer "
-            "owlv2 owlvit pixtral sew sew-d siglip2 splinter swin swinv2 tapas timesformer "
-            "unispeech unispeech-sat videomae vilt vit_mae vit_msn vitdet vivit vjepa2 wav2vec2 "
-            "wav2vec2-conformer wavlm yolos yoso"
-        ).split(),
+    **each(
+        "albert bert bert-generation big_bird camembert deberta deberta-v2 data2vec-text "
+        "distilbert electra ernie megatron-bert modernbert mpnet nomic_bert rembert "
+        "roberta roc_bert roformer roberta-prelayernorm xlm xlm-roberta xlm-roberta-xl "
+        "xmod clip siglip vit aimv2 align altclip audio-spectrogram-transformer beit bros "
+        "canine chinese_clip clap clipseg data2vec-audio data2vec-vision deit dinat dinov2 "
+        "dinov2_with_registers dinov3_vit donut-swin dpr dpt embedding_gemma2 esm esmc "
+        "eurobert flava funnel gte hubert ijepa jina_embeddings_v3 layoutlm layoutlmv2 "
+        "layoutlmv3 layoutxlm lilt longformer luke markuplm mlcd mra neomme nystromformer "
+        "owlv2 owlvit pixtral sew sew-d siglip2 splinter swin swinv2 tapas timesformer "
+        "unispeech unispeech-sat videomae vilt vit_mae vit_msn vitdet vivit vjepa2 wav2vec2 "
+        "wav2vec2-conformer wavlm yolos yoso",
         ENCODER,
     ),
-    **dict.fromkeys(
-        (
-            "bart blenderbot blenderbot-small bigbird_pegasus encoder-decoder fsmt florence2 "
-            "led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x plbart "
-            "prophetnet speech_to_text switch_transformers t5 t5gemma t5gemma2 udop umt5 "
-            "whisper musicgen musicgen_melody canary_decoder cohere_asr dia dia_decoder moonshine "
-            "moonshine_streaming pop2piano speech-encoder-decoder vision-encoder-decoder"
-        ).split(),
+    **each(
+        "bart blenderbot blenderbot-small bigbird_pegasus encoder-decoder fsmt florence2 "
+        "led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x plbart "
+        "prophetnet speech_to_text switch_transformers t5 t5gemma t5gemma2 udop umt5 "
+        "whisper musicgen musicgen_melody canary_decoder cohere_asr dia dia_decoder moonshine "
+        "moonshine_streaming pop2piano speech-encoder-decoder vision-encoder-decoder",
         "an encoder-decoder also keeps cross-attention K and V, sized by its other input",
     ),
     "deepseek_v4": "its layers keep compressed K and V on top of a window",
@@ -92,15 +101,15 @@ REFUSED = {
     "xlnet": "its layers keep memories instead of K and V",
 }
 #: The ends of names that towers go by: the parts of a multimodal model that see or hear.
-TOWERS = (
+TOWERS = names(
     "_vision _vision_model _encoder _audio _audio_model _qformer clip_text_model siglip_text_model "
     "siglip2_text_model"
-).split()
+)
 #: Keys that only a model with recurrent layers has.
-RECURRENT_KEYS = (
+RECURRENT_KEYS = names(
     "mamba_d_state mamba_n_heads mamba_num_heads n_mamba_heads ssm_state_size mb_per_layer "
     "linear_key_head_dim linear_attn_config ssm_cfg hyena_layer_idxs"
-).split()
+)
 
 # --- which layer attends how -------------------------------------------------------------------
 
@@ -158,20 +167,16 @@ IMPLIED = {name: pattern for pattern, names in PATTERNS.items() for name in name
 FROM_THE_END = {"muse_glimmer_text", "muse_spark_text"}
 #: Types whose last layer attends in full, whatever the pattern has come to.
 LAST_IN_FULL = {"gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "beam", "flint"}
-ALL_RECURRENT = set(
-    (
-        "mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7 xlstm granitemoehybrid retnet gla "
-        "delta_net gated_deltanet hgrn hgrn2"
-    ).split()
+ALL_RECURRENT = names(
+    "mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7 xlstm granitemoehybrid retnet gla "
+    "delta_net gated_deltanet hgrn hgrn2"
 )
 #: Types with Qwen's gate: no window unless use_sliding_window says so, and then from
 #: max_window_layers on, or from the layer given here.
 GATED = {
-    **dict.fromkeys(
-        (
-            "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen2_5_omni_text qwen3 smollm3 "
-            "deepseek_ocr2_encoder iquestcoder"
-        ).split(),
+    **each(
+        "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen2_5_omni_text qwen3 smollm3 "
+        "deepseek_ocr2_encoder iquestcoder",
         28,
     ),
     "qwen2_vl_text": 80,
@@ -179,7 +184,7 @@ GATED = {
     "qwen3_moe": 0,
 }
 #: Types whose code never reads sliding_window when no list of layer types stands beside it.
-NO_WINDOW = set("cohere_compass_text laguna mellum step3p5 zaya minimax nemotron_h".split())
+NO_WINDOW = names("cohere_compass_text laguna mellum step3p5 zaya minimax nemotron_h")
 
 # --- widths ----------------------------------------------------------------------------------
 
@@ -193,18 +198,12 @@ MLP_OF_FOUR = {"gpt2", "gptj", "gpt_bigcode", "bloom", "falcon"}
 # --- rotation ----------------------------------------------------------------------------------
 
 #: Types that rotate nothing: learned or absolute positions, ALiBi, or no positions at all.
-UNROTATED = set(
-    (
-        "gpt2 gpt-sw3 openai-gpt opt bloom mpt gpt_bigcode gpt_neo xglm biogpt ctrl cpmant jamba "
-        "zamba mamba mamba2 falcon_mamba rwkv xlstm nemotron_h trocr blip_text_model"
-    ).split()
+UNROTATED = names(
+    "gpt2 gpt-sw3 openai-gpt opt bloom mpt gpt_bigcode gpt_neo xglm biogpt ctrl cpmant jamba "
+    "zamba mamba mamba2 falcon_mamba rwkv xlstm nemotron_h trocr blip_text_model"
 )
 #: Share of each head that is rotated where the file does not say (transformers 5.24).
 PARTIAL = {
-    **dict.fromkeys(
-        "phi nemotron persimmon chatglm glm glm4 glm4_moe bamba recurrent_gemma".split(), 0.5
-    ),
-    **dict.fromkeys(
-        "qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text gpt_neox stablelm".split(), 0.25
-    ),
+    **each("phi nemotron persimmon chatglm glm glm4 glm4_moe bamba recurrent_gemma", 0.5),
+    **each("qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text gpt_neox stablelm", 0.25),
 }

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvlab.configs.families import ALIASES, EXTRA_ALIASES, NOT_ALIASES
+from kvlab.configs import families
 from kvlab.errors import KvlabError
 from kvlab.specs import DATA_DIR
 
@@ -138,9 +138,7 @@ def language_model(config: Mapping) -> tuple[Mapping, str]:
             return config, where
         config = config[inner[0]]
         where += f"{inner[0]}."
-    raise ConfigError(
-        where.rstrip("."), f"nested more than {MOST_LEVELS} levels deep; expected two"
-    )
+    raise ConfigError(where[:-1], f"nested more than {MOST_LEVELS} levels deep; expected two")
 
 
 class Fields:
@@ -156,7 +154,7 @@ class Fields:
         self.data, self.where = language_model(top)
         self.notes: list[str] = []
         stated = self.data.get("model_type")
-        self.check("model_type", stated, stated is None or isinstance(stated, str), "a name")
+        self.typed("model_type", stated, str, "a name")
         outer = f"{top.get('model_type')}_text"  # gemma3 at the top means gemma3_text inside
         inside = self.where and outer in model_types()["known"]
         self.model_type: str = stated or (outer if inside else "")
@@ -173,9 +171,10 @@ class Fields:
 
     def names(self, key: str) -> list[str]:
         """The field's name and its old names in this model type."""
-        skip = NOT_ALIASES.get(self.model_type, ())
-        old = [*ALIASES.get(key, "").split(), EXTRA_ALIASES.get(self.model_type, {}).get(key)]
-        return [key, *(name for name in old if name and name not in skip)]
+        skip = families.NOT_ALIASES.get(self.model_type, ())
+        more = families.EXTRA_ALIASES.get(self.model_type, {}).get(key, "")
+        old = f"{families.ALIASES.get(key, '')} {more}".split()
+        return [key, *(name for name in old if name not in skip)]
 
     def declared(self, key: str) -> bool:
         """True if the file names the field at all, even as null."""
@@ -207,16 +206,18 @@ class Fields:
         if not holds:
             self.fail(key, f"given {show(value)}; expected {expected}")
 
+    def typed(self, key: str, value: Any, kind: Any, expected: str) -> Any:
+        """`value`, which must be None or of this kind; True and False are no numbers."""
+        of_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        self.check(key, value, value is None or of_kind, f"{expected}; correct it")
+        return value
+
     def as_count(self, key: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
         """`value` as a whole number in [least, most]; None stays None."""
-        if value is None:
-            return None
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        expected = (
-            f"a whole number from {least} to {most:,}; "
-            f"correct it, or remove it if the model does without"
-        )
-        self.check(key, value, whole and least <= value <= most, expected)
+        whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        correct = "correct it, or remove it if the model does without"
+        expected = f"a whole number from {least} to {most:,}; {correct}"
+        self.check(key, value, value is None or whole, expected)
         return value
 
     def count(self, key: str, least: int = 1, most: int = LARGEST) -> int | None:
@@ -251,19 +252,13 @@ class Fields:
 
     def flag(self, key: str) -> bool | None:
         """True, False, or None if absent."""
-        value = self.raw(key)
-        self.check(
-            key, value, value is None or isinstance(value, bool), "true or false; correct it"
-        )
-        return value
+        return self.typed(key, self.raw(key), bool, "true or false")
 
     def as_number(self, key: str, value: Any) -> float | None:
         """`value` as a finite positive number; None stays None."""
-        if value is None:
-            return None
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        self.check(key, value, real and 0 < value < 1e30, "a positive number; correct it")
-        return float(value)
+        self.typed(key, value, int | float, "a positive number")
+        self.check(key, value, value is None or 0 < value < 1e30, "a positive number; correct it")
+        return None if value is None else float(value)
 
     def number(self, key: str) -> float | None:
         """A finite positive number, or None if absent."""
@@ -271,19 +266,20 @@ class Fields:
 
     def block(self, key: str) -> Mapping:
         """A sub-dictionary, empty if absent."""
-        value = self.data.get(key)
-        if value is None:
-            return {}
-        self.check(key, value, isinstance(value, Mapping), "an object; correct it")
-        return value
+        return self.typed(key, self.data.get(key), Mapping, "an object") or {}
 
     def items(self, key: str, length: int | None = None) -> list | None:
         """A list (of `length` entries, one a layer), or None if absent."""
-        value = self.raw(key)
-        if value is None:
-            return None
-        listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        self.check(key, value, listed, "a list; correct it")
-        if length is not None and len(value) != length:
-            self.fail(key, f"has {len(value)} entries; expected {length}, one a layer; correct one")
-        return list(value)
+        value = self.typed(key, self.raw(key), list | tuple, "a list")
+        if value is not None and length is not None:
+            self.one_a_layer(key, value, length)
+        return None if value is None else list(value)
+
+    def one_a_layer(self, key: str, value: Sequence, num_layers: int) -> None:
+        """Refuse what has not one entry for each layer."""
+        if len(value) != num_layers:
+            self.fail(
+                key,
+                f"has {len(value)} entries; expected {num_layers}, one a layer; correct it, or "
+                f"num_hidden_layers",
+            )

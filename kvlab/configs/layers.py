@@ -7,18 +7,7 @@ a pattern key; then what the model type means by saying nothing; then one slidin
 
 from __future__ import annotations
 
-from kvlab.configs.families import (
-    ALL_RECURRENT,
-    FROM_THE_END,
-    GATED,
-    IMPLIED,
-    INDEXED,
-    KIND_OF,
-    LAST_IN_FULL,
-    LETTERS,
-    NO_WINDOW,
-    RECURRENT_KEYS,
-)
+from kvlab.configs import families
 from kvlab.configs.fields import MOST_LAYERS, Fields, model_types
 
 #: Lists of 0 and 1, one a layer: key -> what they mean.
@@ -91,12 +80,11 @@ def windows(fields: Fields, kinds: list[str]) -> dict[str, int]:
     if any(kind.startswith("sliding") for kind in kinds):
         found["sliding"] = _window(fields)
     if "chunked" in kinds:
+        why = "the width of the chunked layers"
         fields.note(
             "chunked layers: an upper bound; when a finished chunk is freed is the engine's choice"
         )
-        found["chunked"] = fields.needed(
-            "attention_chunk_size", why="the width of the chunked layers"
-        )
+        found["chunked"] = fields.needed("attention_chunk_size", why=why)
     return found
 
 
@@ -125,27 +113,19 @@ def _listed(fields: Fields, num_layers: int) -> list[str] | None:
     if extra and len(words) == num_layers + extra:
         words = words[:num_layers]
         fields.note(f"layer_types lists {extra} MTP layers at its end; they are counted apart")
-    if len(words) != num_layers:
-        fields.fail(
-            "layer_types",
-            f"has {len(words)} entries, but num_hidden_layers is {num_layers}; expected one entry "
-            f"a layer; correct one of them",
-        )
+    fields.one_a_layer("layer_types", words, num_layers)
+    names = "names such as full_attention, sliding_attention, linear_attention"
+    expected = f"{names}; this kind of layer is not modelled"
     for word in words:
-        fields.check(
-            "layer_types",
-            word,
-            isinstance(word, str) and word in KIND_OF,
-            "names such as full_attention, sliding_attention, linear_attention; this kind of "
-            "layer is not modelled",
-        )
-    if any(word in INDEXED for word in words):
+        known = isinstance(word, str) and word in families.KIND_OF
+        fields.check("layer_types", word, known, expected)
+    if any(word in families.INDEXED for word in words):
         fields.note(
             "an indexer's own keys, stored beside the cache by some engines, are not counted"
         )
     if fields.raw("sliding_window_pattern") is not None:
         fields.note("layer_types decides; sliding_window_pattern is not used")
-    kinds = [KIND_OF[word] for word in words]
+    kinds = [families.KIND_OF[word] for word in words]
     if fields.model_type == "gemma4_text" and kinds[-1] == "sliding":
         kinds[-1] = "full"
         fields.note("gemma4 attends in full on its last layer whatever layer_types says")
@@ -155,20 +135,14 @@ def _listed(fields: Fields, num_layers: int) -> list[str] | None:
 def _lettered(fields: Fields, num_layers: int) -> list[str] | None:
     """One letter a layer, as Nemotron-H and its kin write it."""
     key = "hybrid_override_pattern"
+    letters = {"M": "recurrent", "E": "none", "-": "none", "*": "full"}
     pattern = fields.raw(key)
     if pattern is None:
         return None
-    letters = {"M": "recurrent", "E": "none", "-": "none", "*": "full"}
-    fields.check(
-        key,
-        pattern,
-        isinstance(pattern, str) and set(pattern) <= set(letters),
-        "one letter a layer out of M (Mamba), E or - (no attention), * (attention)",
-    )
-    if len(pattern) != num_layers:
-        fields.fail(
-            key, f"has {len(pattern)} letters, but num_hidden_layers is {num_layers}; correct one"
-        )
+    known = isinstance(pattern, str) and set(pattern) <= set(letters)
+    expected = "one letter a layer out of M (Mamba), E or - (no attention), * (attention)"
+    fields.check(key, pattern, known, expected)
+    fields.one_a_layer(key, pattern, num_layers)
     return [letters[letter] for letter in pattern]
 
 
@@ -180,8 +154,7 @@ def _flagged(fields: Fields, num_layers: int) -> list[str] | None:
             continue
         flags = fields.items(key, num_layers) or []
         for flag in flags:
-            known = type(flag) is int and flag in (0, 1)
-            fields.check(key, flag, known, "0 or 1 for each layer")
+            fields.check(key, flag, type(flag) is int and flag in (0, 1), "0 or 1 for each layer")
         return [words[flag] for flag in flags]
     return None
 
@@ -211,9 +184,8 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
     if isinstance(pattern, str):
         known = bool(pattern) and set(pattern) <= set("LG")
         fields.check("sliding_window_pattern", pattern, known, "a number or LLLG")
-        return [
-            "sliding" if pattern[i % len(pattern)] == "L" else "full" for i in range(num_layers)
-        ]
+        kind_of = {"L": "sliding", "G": "full"}
+        return [kind_of[pattern[i % len(pattern)]] for i in range(num_layers)]
     for key, others in PERIODS.items():
         if key == "no_rope_layer_interval" and fields.model_type != "llama4_text":
             continue
@@ -230,9 +202,8 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
     if offset is None:
         offset = 4 if fields.model_type in ("jamba", "zamba") else 0
         fields.note(f"attn_layer_offset is not in the file; {offset} is assumed")
-    fields.check(
-        "attn_layer_offset", offset, offset < period, f"less than attn_layer_period {period}"
-    )
+    expected = f"less than attn_layer_period {period}"
+    fields.check("attn_layer_offset", offset, offset < period, expected)
     if fields.model_type == "zamba":  # its period starts at its fourth layer
         start = ["recurrent", "recurrent", "full+"]
         return (start + _every(period, offset, num_layers, "full+", "recurrent"))[:num_layers]
@@ -247,22 +218,18 @@ def _every(n: int, at: int, num_layers: int, named: str, others: str) -> list[st
 def _implied(fields: Fields, num_layers: int) -> list[str] | None:
     """What the model type means when no key says which layer attends how."""
     model_type = fields.model_type
-    if model_type in ALL_RECURRENT:
+    if model_type in families.ALL_RECURRENT:
         return ["recurrent"] * num_layers
     if model_type == "nemotron_h":
-        fields.fail(
-            "layer_types",
-            f"missing; expected a list of layers, or hybrid_override_pattern, since "
-            f"{model_type} implies none; add it",
-        )
-    if model_type not in IMPLIED:
+        expected = f"a list of layers, or hybrid_override_pattern, since {model_type} implies none"
+        fields.fail("layer_types", f"missing; expected {expected}; add it")
+    if model_type not in families.IMPLIED:
         return None
     fields.note(f"no key says which layer attends how; {model_type} implies it")
-    first, _, cycle = IMPLIED[model_type].rpartition("|")
-    kinds = [LETTERS[letter] for letter in first + cycle * num_layers]
-    kinds = kinds[-num_layers:] if model_type in FROM_THE_END else kinds[:num_layers]
-    none_in_full = model_type == "olmo_hybrid" and "full" not in kinds
-    if model_type in LAST_IN_FULL or none_in_full:
+    first, _, cycle = families.IMPLIED[model_type].rpartition("|")
+    kinds = [families.LETTERS[letter] for letter in first + cycle * num_layers]
+    kinds = kinds[-num_layers:] if model_type in families.FROM_THE_END else kinds[:num_layers]
+    if model_type in families.LAST_IN_FULL or (model_type == "olmo_hybrid" and num_layers < 4):
         kinds[-1] = "full"
     return kinds
 
@@ -274,13 +241,13 @@ def _one_window(fields: Fields, num_layers: int) -> list[str]:
     gate = fields.flag("use_sliding_window")
     if window is None and gate and silent:
         window = fields.defaults.get("sliding_window")
-    if not window or model_type in NO_WINDOW:
+    if not window or model_type in families.NO_WINDOW:
         if chunk:
             return ["chunked"] * num_layers
         if silent and "sliding_window" in fields.defaults:
             fields.note("sliding_window is not in the file; read as full attention on every layer")
         return ["full"] * num_layers
-    if gate is False or (gate is None and model_type in GATED):
+    if gate is False or (gate is None and model_type in families.GATED):
         fields.note("sliding_window is given but use_sliding_window does not switch it on")
         return ["full"] * num_layers
     if model_type == "smollm3":
@@ -290,12 +257,12 @@ def _one_window(fields: Fields, num_layers: int) -> list[str]:
         return ["full" if flag else "sliding" for flag in rotated]
     first = fields.count("max_window_layers", 0)
     if model_type == "qwen2_moe":
-        limit = GATED[model_type] if first is None else first
+        limit = families.GATED[model_type] if first is None else first
         return ["sliding" if i % 2 == 0 and i < limit else "full" for i in range(num_layers)]
     if model_type == "qwen3_moe":
-        first = GATED[model_type]  # whatever the file says
-    elif first is None and model_type in GATED:
-        first = GATED[model_type]
+        first = families.GATED[model_type]  # whatever the file says
+    elif first is None and model_type in families.GATED:
+        first = families.GATED[model_type]
         fields.note(f"max_window_layers is not in the file; {model_type} means {first}")
     fields.note("one sliding_window and no pattern: it holds on every layer that is not gated")
     return ["sliding" if i >= (first or 0) else "full" for i in range(num_layers)]
@@ -308,11 +275,9 @@ def _switched_off(fields: Fields, kinds: list[str]) -> list[str]:
     """Take the windows away where the file switches them off; refuse a file that says both."""
     sliding = any(kind.startswith("sliding") for kind in kinds)
     if sliding and fields.flag("use_sliding_window") is False:
-        fields.fail(
-            "use_sliding_window",
-            "given false, but the layer pattern names sliding layers; expected one or the other; "
-            "correct the pattern or the switch",
-        )
+        named = "the layer pattern names sliding layers; expected one or the other"
+        correct = "correct the pattern or the switch"
+        fields.fail("use_sliding_window", f"given false, but {named}; {correct}")
     for kind, key in (("chunked", "attention_chunk_size"), ("sliding", "sliding_window")):
         if not any(other.startswith(kind) for other in kinds):
             continue
@@ -329,15 +294,13 @@ def _refuse_unplaced(fields: Fields, kinds: list[str]) -> None:
         return
     if any(kind == "recurrent" or kind.endswith("+") for kind in kinds):
         return
-    telling = [key for key in RECURRENT_KEYS if fields.data.get(key) is not None]
+    telling = [key for key in families.RECURRENT_KEYS if fields.data.get(key) is not None]
     if len(set(kinds)) == 1:  # all layers alike, though a list under another name may differ
         telling += [str(k) for k, v in fields.data.items() if _mixes_layers(str(k), v, kinds)]
     if telling:
-        fields.fail(
-            "layer_types",
-            f"missing, and {telling[0]} tells of layers of several kinds; expected a list "
-            f"that says which layers they are; add it",
-        )
+        why = f"{telling[0]} tells of layers of several kinds"
+        expected = "expected a list that says which layers they are; add it"
+        fields.fail("layer_types", f"missing, and {why}; {expected}")
 
 
 def _mixes_layers(key: str, value: object, kinds: list[str]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvlab.configs.families import PARTIAL, UNROTATED
+from kvlab.configs import families
 from kvlab.configs.fields import Fields, show
 from kvlab.specs import RopeSpec
 
@@ -31,7 +31,8 @@ def rope_specs(
     first_sliding  index of the first sliding layer, for bases that are listed layer by layer
     """
     placed = fields.data.get("position_embedding_type")
-    if fields.model_type in UNROTATED or fields.flag("alibi") or placed in ("alibi", "nope"):
+    unrotated = fields.model_type in families.UNROTATED or placed in ("alibi", "nope")
+    if unrotated or fields.flag("alibi"):
         return RopeSpec(rotary_dim=0, rope_type="none"), None
     new, old = fields.block("rope_parameters"), fields.block("rope_scaling")
     nested = {name: new[name] for name in LAYER_NAMES if isinstance(new.get(name), Mapping)}
@@ -109,20 +110,15 @@ def _one_rope(
 ) -> RopeSpec:
     """The rotation that one block of settings describes."""
     names = [block[k] for k in ("rope_type", "type") if block.get(k) is not None]
-    rules = {OLD_NAMES.get(name, name) for name in names if isinstance(name, str)} or {"default"}
-    bad = [name for name in names if not isinstance(name, str)]
-    shown = bad[0] if bad else sorted(names)
-    fields.check("rope_type", shown, not bad and len(rules) == 1, "one rule's name")
-    (rule,) = rules
+    for name in names:
+        fields.check("rope_type", name, isinstance(name, str), "one rule's name")
+    rule, *others = sorted({OLD_NAMES.get(name, name) for name in names}) or ["default"]
+    fields.check("rope_type", sorted(names), not others, "one rule's name")
     if rule not in KNOWN_RULES:
         fields.note(f"rope_type {rule!r} is not one that kvlab can rotate with")
-    params = {
-        key: _setting(fields, key, value)
-        for key, value in block.items()
-        if key not in ("rope_type", "type", "rope_theta")
-        and value is not None
-        and isinstance(key, str)
-    }
+    known = ("rope_type", "type", "rope_theta")
+    more = {k: v for k, v in block.items() if isinstance(k, str) and k not in known}
+    params = {k: _setting(fields, k, v) for k, v in more.items() if v is not None}
     share = params.get(SHARE)
     if rule != "proportional":
         params.pop(SHARE, None)
@@ -154,7 +150,7 @@ def _rotary_dim(fields: Fields, share: Any, head_dim: int, rule: str) -> int:
         if share is None:
             share = fields.as_number(key, fields.data.get(key))
     if share is None:
-        share = PARTIAL.get(fields.model_type, 1.0)
+        share = families.PARTIAL.get(fields.model_type, 1.0)
         if share != 1.0:
             fields.note(f"{SHARE} is not in the file; {share} is assumed")
     real = isinstance(share, int | float) and not isinstance(share, bool)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.configs.families import DERIVED_HEAD_DIM, WIDER_IN_FULL
+from kvlab.configs import families
 from kvlab.configs.fields import Fields, show
 from kvlab.specs import LayerSpec, StateSpec
 
@@ -45,13 +45,9 @@ def shared_shape(fields: Fields, hidden: int | None, kinds: list[str]) -> Shape:
     if set(kinds) <= {"recurrent", "none"}:
         return Shape(None, 0, 0, 0)
     heads = _query_heads(fields)
-    latent = _latent(fields)
+    latent = _latent(fields, heads)
     if latent is not None:
-        if heads is None:
-            heads = fields.needed("num_attention_heads", why="the number of query heads")
-        rank, rope, nope, v_width = latent
-        kv_heads = fields.count("num_key_value_heads") or heads
-        return Shape(heads, kv_heads, rope, v_width, rank, rope, nope)
+        return latent
     head_dim = _head_dim(fields, hidden, heads)
     kv_heads = _kv_heads(fields, heads)
     value = fields.count("v_head_dim", 0)
@@ -76,9 +72,10 @@ def _most(fields: Fields, key: str, stated: list | tuple) -> int:
     return max(counts)
 
 
-def _latent(fields: Fields) -> tuple[int, int, int, int] | None:
-    """(kv_lora_rank, qk_rope, qk_nope, value width) of an MLA model, else None."""
-    if fields.flag("use_mla") is False or fields.data.get("kv_lora_rank", "absent") is None:
+def _latent(fields: Fields, heads: int | None) -> Shape | None:
+    """The shape of an MLA model, else None."""
+    null = "kv_lora_rank" in fields.data and fields.data["kv_lora_rank"] is None
+    if null or fields.flag("use_mla") is False:
         return None
     rank = fields.default_count("kv_lora_rank")
     if rank is None:
@@ -88,13 +85,17 @@ def _latent(fields: Fields) -> tuple[int, int, int, int] | None:
     nope = fields.needed("qk_nope_head_dim", why=why, least=0)
     if fields.model_type == "minicpm3" and fields.count("v_head_dim") is None:
         hidden = fields.needed("hidden_size", why=why)
-        return rank, rope, nope, hidden // fields.needed("num_attention_heads", why=why)
-    return rank, rope, nope, fields.needed("v_head_dim", why="the width of V in an MLA layer")
+        value = hidden // fields.needed("num_attention_heads", why=why)
+    else:
+        value = fields.needed("v_head_dim", why="the width of V in an MLA layer")
+    heads = heads or fields.needed("num_attention_heads", why="the number of query heads")
+    kv_heads = fields.count("num_key_value_heads") or heads
+    return Shape(heads, kv_heads, rope, value, rank, rope, nope)
 
 
 def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
     """head_dim if declared, else the model type's own, else hidden_size / num_attention_heads."""
-    derived = fields.model_type in DERIVED_HEAD_DIM
+    derived = fields.model_type in families.DERIVED_HEAD_DIM
     declared = None if derived else fields.default_count("head_dim")
     if declared is not None:
         return declared
@@ -104,16 +105,13 @@ def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
     if fields.model_type in ("zamba", "zamba2"):
         hidden *= 2  # its attention reads the hidden state and the embedding side by side
     if hidden % heads:
-        fields.fail(
-            "head_dim",
-            f"missing, and hidden_size {hidden} is not divisible by num_attention_heads {heads}; "
-            f"expected head_dim, or two numbers that divide; add head_dim",
-        )
+        clash = f"hidden_size {hidden} is not divisible by num_attention_heads {heads}"
+        expected = "expected head_dim, or two numbers that divide; add head_dim"
+        fields.fail("head_dim", f"missing, and {clash}; {expected}")
+    width = hidden // heads
     if not derived:
-        fields.note(
-            f"head_dim is not in the file; hidden_size / num_attention_heads is {hidden // heads}"
-        )
-    return hidden // heads
+        fields.note(f"head_dim is not in the file; hidden_size / num_attention_heads is {width}")
+    return width
 
 
 def _stated_kv_heads(fields: Fields) -> Any:
@@ -149,11 +147,8 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
         one = one or None  # false there says no more than silence
     old_switch = fields.raw("attention_head_type") == "multiquery"  # SantaCoder's first form
     if one or old_switch or fields.block("attn_config").get("attn_type") == "multiquery_attention":
-        if stated not in (None, 1):
-            fields.fail(
-                key,
-                f"given {show(stated)}, but multi_query is true; expected 1; correct one of them",
-            )
+        expected = "1, since multi_query is true; correct one of them"
+        fields.check(key, stated, stated in (None, 1), expected)
         return 1
     kv_heads = None if one is False else fields.default_count(key)
     if kv_heads is None and one is None and heads and fields.raw("block_configs"):
@@ -163,12 +158,11 @@ def _kv_heads(fields: Fields, heads: int | None) -> int:
         heads = heads or fields.needed("num_attention_heads", why=f"since there is {why}")
         fields.note(f"{why}: every query head has its own K and V ({heads} KV heads)")
         return heads
-    if heads is not None and heads % kv_heads:
-        fields.fail(
-            key,
-            f"given {kv_heads}, which does not divide num_attention_heads {heads}; expected a "
-            f"divisor, so that each KV head serves the same number of query heads; correct one",
-        )
+    expected = (
+        f"a divisor of num_attention_heads {heads}, so that each KV head serves the same number "
+        f"of query heads; correct one"
+    )
+    fields.check(key, kv_heads, heads is None or heads % kv_heads == 0, expected)
     return kv_heads
 
 
@@ -185,21 +179,17 @@ def layer_shapes(fields: Fields, base: Shape, kinds: list[str]) -> list[Shape]:
             shapes[i] = _in_full(fields, base)
     queries, stated = fields.raw("num_attention_heads"), _stated_kv_heads(fields)
     for key, counts in (("num_attention_heads", queries), ("num_key_value_heads", stated)):
-        if isinstance(counts, list | tuple) and len(counts) != len(kinds):
-            fields.fail(
-                key, f"has {len(counts)} entries; expected {len(kinds)}, one a layer; correct one"
-            )
-    if isinstance(stated, list | tuple):
-        for i, count in enumerate(stated):
-            kv_heads = fields.as_count("num_key_value_heads", count) or 0
-            listed = isinstance(queries, list | tuple)
-            heads = queries[i] if listed else shapes[i].num_attention_heads
-            if heads and kv_heads and heads % kv_heads:
-                fields.fail(
-                    "num_key_value_heads",
-                    f"layer {i} is given {kv_heads}; expected a divisor of its {heads} query heads",
-                )
-            shapes[i] = replace(shapes[i], num_attention_heads=heads, num_key_value_heads=kv_heads)
+        if isinstance(counts, list | tuple):
+            fields.one_a_layer(key, counts, len(kinds))
+    for i, count in enumerate(stated if isinstance(stated, list | tuple) else ()):
+        kv_heads = fields.as_count("num_key_value_heads", count) or 0
+        heads = shapes[i].num_attention_heads
+        if isinstance(queries, list | tuple):
+            heads = fields.as_count("num_attention_heads", queries[i])
+        divides = not heads or not kv_heads or heads % kv_heads == 0
+        expected = f"a divisor of the {heads} query heads of layer {i}"
+        fields.check("num_key_value_heads", kv_heads, divides, expected)
+        shapes[i] = replace(shapes[i], num_attention_heads=heads, num_key_value_heads=kv_heads)
     for index, changes in fields.block("per_layer_config").items():  # {"5": {"head_dim": 512}}
         name = f"per_layer_config.{index}"
         i = int(index) if isinstance(index, str) and index.isdecimal() and len(index) < 7 else index
@@ -216,11 +206,8 @@ def layer_shapes(fields: Fields, base: Shape, kinds: list[str]) -> list[Shape]:
 
 def _in_a_window(fields: Fields, base: Shape) -> Shape:
     """Sliding layers: fields that begin with swa_."""
-    if base.kv_lora_rank is not None:
-        keys = (*LATENT_WIDTHS, "num_attention_heads")
-        return base.changed({key: fields.default_count(f"swa_{key}") for key in keys})
-    found = {key: fields.default_count(f"swa_{key}") for key in ("num_key_value_heads", "head_dim")}
-    found |= {key: fields.count(f"swa_{key}") for key in ("v_head_dim", "num_attention_heads")}
+    keys = WIDTHS if base.kv_lora_rank is None else (*LATENT_WIDTHS, "num_attention_heads")
+    found = {key: fields.default_count(f"swa_{key}") for key in keys}
     if fields.model_type == "mimo_v2_flash" and not fields.declared("swa_num_key_value_heads"):
         fields.note("mimo_v2_flash: sliding layers have twice the KV heads")
         return replace(base, num_key_value_heads=2 * base.num_key_value_heads)
@@ -230,17 +217,16 @@ def _in_a_window(fields: Fields, base: Shape) -> Shape:
 def _in_full(fields: Fields, base: Shape) -> Shape:
     """Gemma 4: wider heads, and fewer of them, where a layer attends in full."""
     given = fields.data.get("per_layer_config") is not None
-    if given or fields.model_type not in WIDER_IN_FULL:
+    if given or fields.model_type not in families.WIDER_IN_FULL:
         return base
     head_dim = fields.count("global_head_dim")
     if head_dim is None:
         head_dim = 512
         fields.note("global_head_dim is not in the file; gemma4 means 512 by that")
-    fewer = fields.flag("attention_k_eq_v")
-    kv_heads = fields.count("num_global_key_value_heads") if fewer else None
-    return base.changed(
-        {"num_key_value_heads": kv_heads, "head_dim": head_dim, "v_head_dim": head_dim}
-    )
+    found: dict[str, int | None] = {"head_dim": head_dim, "v_head_dim": head_dim}
+    if fields.flag("attention_k_eq_v"):
+        found["num_key_value_heads"] = fields.count("num_global_key_value_heads")
+    return base.changed(found)
 
 
 def _of_block(fields: Fields, base: Shape, i: int, block: object) -> Shape:
@@ -251,13 +237,9 @@ def _of_block(fields: Fields, base: Shape, i: int, block: object) -> Shape:
         fields.fail(name, f"given {show(block)}; expected an attention block")
     if attention.get("no_op") is True or attention.get("replace_with_linear") is True:
         return replace(base, num_key_value_heads=0)
-    window = attention.get("window_length")
-    fields.check(
-        f"{name}.attention.window_length",
-        window,
-        window is None,
-        "null, since windows of single blocks are not modelled",
-    )
+    key, window = f"{name}.attention.window_length", attention.get("window_length")
+    expected = "null, since windows of single blocks are not modelled"
+    fields.check(key, window, window is None, expected)
     key, heads = f"{name}.attention.n_heads_in_group", base.num_attention_heads
     share = fields.as_count(key, attention.get("n_heads_in_group"))
     if share is None or heads is None or heads % share:
@@ -352,10 +334,10 @@ def _delta(f: Fields, hidden: int) -> Sizes:
         key_dim = f.count("linear_key_head_dim") or int(0.75 * hidden / key_heads)
         value_dim = f.count("linear_value_head_dim") or 2 * key_dim
     else:
-        key_dim = f.needed("linear_key_head_dim", why=why)
-        value_dim = f.needed("linear_value_head_dim", why=why)
-        key_heads = f.needed("linear_num_key_heads", why=why)
-        value_heads = f.needed("linear_num_value_heads", why=why)
+        dims = ("linear_key_head_dim", "linear_value_head_dim")
+        key_dim, value_dim = (f.needed(key, why=why) for key in dims)
+        counts = ("linear_num_key_heads", "linear_num_value_heads")
+        key_heads, value_heads = (f.needed(key, why=why) for key in counts)
     kernel = f.default_count("linear_conv_kernel_dim") or 4
     window = (kernel - 1) * (2 * key_dim * key_heads + value_dim * value_heads)
     return window, value_heads * key_dim * value_dim
@@ -398,26 +380,22 @@ def _rwkv(f: Fields, hidden: int) -> Sizes:
 
 
 RECURRENCES: dict[str, Callable[[Fields, int], Sizes]] = {
-    **dict.fromkeys("jamba zamba mamba falcon_mamba".split(), _mamba1),
-    **dict.fromkeys("mamba2 bamba granitemoehybrid falcon_h1 nemotron_h zamba2".split(), _mamba2),
-    **dict.fromkeys(
-        "qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text lara_mini olmo_hybrid".split(),
-        _delta,
-    ),
-    **dict.fromkeys("kimi_linear bailing_hybrid glm5_next_text".split(), _kimi_delta),
-    **dict.fromkeys("minimax minimax_text_01 minimax_m1".split(), _lightning),
-    "recurrent_gemma": _rg_lru,
-    **dict.fromkeys("lfm2 lfm2_moe lfm3".split(), _short_conv),
-    "rwkv": _rwkv,
+    **families.each("jamba zamba mamba falcon_mamba", _mamba1),
+    **families.each("mamba2 bamba granitemoehybrid falcon_h1 nemotron_h zamba2", _mamba2),
+    **families.each("qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text lara_mini", _delta),
+    **families.each("olmo_hybrid", _delta),
+    **families.each("kimi_linear bailing_hybrid glm5_next_text", _kimi_delta),
+    **families.each("minimax minimax_text_01 minimax_m1", _lightning),
+    **families.each("recurrent_gemma", _rg_lru),
+    **families.each("lfm2 lfm2_moe lfm3", _short_conv),
+    **families.each("rwkv", _rwkv),
 }
 #: Where the model type is unknown: the first of these keys in the file names the recurrence.
-TELLTALES = {
-    "linear_key_head_dim": _delta,
-    "mamba_n_heads": _mamba2,
-    "mamba_num_heads": _mamba2,
-    "n_mamba_heads": _mamba2,
-    "mamba_d_state": _mamba1,
-    "conv_L_cache": _short_conv,
-    "linear_attn_config": _kimi_delta,
-    "attn_type_list": _lightning,
+TELLTALES: dict[str, Callable[[Fields, int], Sizes]] = {
+    **families.each("linear_key_head_dim", _delta),
+    **families.each("mamba_n_heads mamba_num_heads n_mamba_heads", _mamba2),
+    **families.each("mamba_d_state", _mamba1),
+    **families.each("conv_L_cache", _short_conv),
+    **families.each("linear_attn_config", _kimi_delta),
+    **families.each("attn_type_list", _lightning),
 }
