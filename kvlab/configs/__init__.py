@@ -43,11 +43,13 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     if not model_type:
         fields.note("no model_type; read by its ordinary keys")
     elif not fields.data.get("model_type"):
-        silent = f"{fields.where}model_type is not in the file"
-        fields.note(f"{silent}; read as {model_type}, by the outer one")
+        fields.note(
+            f"{fields.where}model_type is not in the file; read as {model_type}, by the outer one"
+        )
     elif model_type not in model_types()["known"]:
-        unknown_type = f"model_type {model_type!r} is not one compared here"
-        fields.note(f"{unknown_type}; read by its ordinary keys")
+        fields.note(
+            f"model_type {model_type!r} is not one compared here; read by its ordinary keys"
+        )
 
     num_layers = count_layers(fields)
     hidden = fields.count("hidden_size")
@@ -88,7 +90,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         vocab_size=vocab,  # type: ignore[arg-type]
         layers=tuple(layers),
         tie_word_embeddings=_tied(fields),
-        rms_norm_eps=fields.number("rms_norm_eps") or 1e-5,
+        rms_norm_eps=fields.as_number("rms_norm_eps", fields.raw("rms_norm_eps")) or 1e-5,
         max_position_embeddings=fields.count("max_position_embeddings"),
         rope=rope,
         rope_local=rope_local,
@@ -204,8 +206,10 @@ def model_index() -> dict[str, dict]:
 def preset_named(text: str) -> str | None:
     """The preset that a slug, a published name or a Hugging Face id means, if any."""
     wanted = _slug(text)
+    if wanted in model_index():
+        return wanted
     for stem, facts in model_index().items():
-        if wanted in (stem, _slug(facts["name"]), _slug(facts["hf_id"])):
+        if wanted in (_slug(facts["name"]), _slug(facts["hf_id"])):
             return stem
     return None
 

@@ -31,10 +31,10 @@ MOST_LEVELS = 4
 #: A whole string, or one bracket: what is left of JSON when only its depth matters.
 BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
 #: Keys under which multimodal configs keep the language model, likeliest first.
-WRAPPERS = (
+WRAPPERS = families.names(
     "text_config thinker_config llm_config vlm_config language_config language_model_config "
     "text_model_config language_model text_model llm decoder"
-).split()
+)
 
 
 class ConfigError(KvlabError):
@@ -259,10 +259,6 @@ class Fields:
         self.typed(key, value, int | float, "a positive number")
         self.check(key, value, value is None or 0 < value < 1e30, "a positive number; correct it")
         return None if value is None else float(value)
-
-    def number(self, key: str) -> float | None:
-        """A finite positive number, or None if absent."""
-        return self.as_number(key, self.raw(key))
 
     def block(self, key: str) -> Mapping:
         """A sub-dictionary, empty if absent."""
