@@ -7,10 +7,9 @@ arithmetic, so that the page, the launcher and the tests use the same rule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from kvlab.errors import KvlabError
+from kvlab.kernels import refuse
 
 #: Below this share of the card's program slots a launch counts as "not filling it".
 FILLED = 0.8
@@ -22,17 +21,13 @@ PROGRAMS_PER_MULTIPROCESSOR = 2
 MAX_SPLITS = 128
 
 
-class SplitError(KvlabError):
-    """A launch that cannot be cut into splits as it was described."""
-
-
 def require(least: int, **counts: int) -> None:
-    """Raise SplitError unless every count is `least` or more."""
-    for name, count in counts.items():
-        if count < least:
-            raise SplitError(
-                f"{name}={count}; expected {least} or more: take it from the tensors or the device"
-            )
+    """Raise KernelError unless every count is `least` or more."""
+    refuse(
+        f"{name}={count}; expected {least} or more: take it from the tensors or the device"
+        for name, count in counts.items()
+        if count < least
+    )
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -40,11 +35,15 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def first_visible(seq_len: int, window: int | None = None) -> int:
+    """The first position that the query, the last of seq_len tokens, may look back on."""
+    return max(seq_len - window, 0) if window else 0
+
+
 def num_tiles(seq_len: int, tile: int, window: int | None = None) -> int:
     """Tiles that hold at least one key the query may see. Tiles start at multiples of `tile`."""
     require(1, tile=tile, window=1 if window is None else window)
-    first = max(seq_len - window, 0) if window else 0
-    return ceil_div(seq_len, tile) - first // tile
+    return ceil_div(seq_len, tile) - first_visible(seq_len, window) // tile
 
 
 def split_range(
@@ -57,9 +56,8 @@ def split_range(
     """
     require(1, num_splits=num_splits)
     require(0, seq_len=seq_len, split=split)
-    first = max(seq_len - window, 0) if window else 0
     per_split = ceil_div(num_tiles(seq_len, tile, window), num_splits)
-    begin = (first // tile + split * per_split) * tile
+    begin = (first_visible(seq_len, window) // tile + split * per_split) * tile
     return begin, min(begin + per_split * tile, seq_len)
 
 
@@ -81,8 +79,6 @@ def choose_num_splits(
     num_multiprocessors: int,
     tile: int,
     window: int | None = None,
-    max_splits: int = MAX_SPLITS,
-    programs_per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR,
 ) -> int:
     """How many programs share one (sequence, KV head).
 
@@ -93,60 +89,23 @@ def choose_num_splits(
        wins among the good ones. A fixed table ("8 splits above 2,048 tokens") makes a cliff
        where it steps; this rule has none to fall from.
 
-    Nothing to do (no sequence, no token) is one split. Raises SplitError for counts that no
+    Nothing to do (no sequence, no token) is one split. Raises KernelError for counts that no
     launch has.
     """
     require(0, num_seqs=num_seqs, num_kv_heads=num_kv_heads, max_seq_len=max_seq_len)
-    require(1, num_multiprocessors=num_multiprocessors, max_splits=max_splits)
-    require(1, programs_per_multiprocessor=programs_per_multiprocessor)
+    require(1, num_multiprocessors=num_multiprocessors)
     pairs = num_seqs * num_kv_heads
-    slots = num_multiprocessors * programs_per_multiprocessor
+    slots = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     tiles = num_tiles(max_seq_len, tile, window)
     if pairs == 0 or tiles <= 1 or pairs >= FILLED * slots:
         return 1
     candidates = {
         splits: wave_efficiency(pairs * splits, slots)
-        for splits in range(1, min(tiles, max_splits, slots) + 1)
+        for splits in range(1, min(tiles, MAX_SPLITS, slots) + 1)
         if splits == 1 or ceil_div(tiles, splits) != ceil_div(tiles, splits - 1)
     }
     best = max(candidates.values())
     return min(splits for splits, share in candidates.items() if share >= GOOD_ENOUGH * best)
-
-
-@dataclass(frozen=True)
-class TileRead:
-    """One turn of a program's loop: what it looks up and which cache rows it loads."""
-
-    first_position: int
-    positions: tuple[int, ...]  # the visible ones; the others are masked and not loaded
-    table_entries: tuple[int, ...]  # logical block numbers looked up in the block table
-    block_ids: tuple[int, ...]  # physical block of each position
-    slots: tuple[int, ...]  # block_id * block_size + offset, of each position
-
-
-def replay(
-    block_table: list[int],
-    block_size: int,
-    seq_len: int,
-    split: int,
-    num_splits: int,
-    tile: int,
-    window: int | None = None,
-) -> list[TileRead]:
-    """What program (this sequence, any KV head, `split`) reads, tile after tile."""
-    first = max(seq_len - window, 0) if window else 0
-    begin, end = split_range(seq_len, split, num_splits, tile, window)
-    turns = []
-    for start in range(begin, end, tile):
-        positions = tuple(p for p in range(start, start + tile) if first <= p < end)
-        block_ids = tuple(block_table[p // block_size] for p in positions)
-        slots = tuple(
-            block_id * block_size + p % block_size
-            for block_id, p in zip(block_ids, positions, strict=True)
-        )
-        entries = tuple(sorted({p // block_size for p in positions}))
-        turns.append(TileRead(start, positions, entries, block_ids, slots))
-    return turns
 
 
 def split_table(
