@@ -183,6 +183,11 @@ def test_krn_09_without_the_interpreter_a_cpu_tensor_is_refused_by_name() -> Non
     assert "refused:" in words and "TRITON_INTERPRET=1" in words, words
 
 
+def test_krn_09_the_interpreter_can_be_chosen_after_the_package_is_imported() -> None:
+    code = "import sys, kvlab.kernels.splits; print({'torch', 'triton', 'numpy'} & {*sys.modules})"
+    assert in_a_new_process(code) == "set()\n", "splits also runs in the page, without torch"
+
+
 def test_krn_09_bf16_is_widened_in_the_interpreter() -> None:
     case = paged_case([40], 4, 1, 32, dtype=torch.bfloat16)
     out, _ = paged_decode(*case.tensors)

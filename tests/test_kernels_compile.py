@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.kernels import report
 from kvlab.kernels.bench import against_roofline, measurement_records
-from kvlab.kernels.paged_decode import choose_tile
+from kvlab.kernels.splits import choose_tile
 
 
 @pytest.fixture(scope="module")

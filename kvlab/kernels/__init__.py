@@ -1,7 +1,7 @@
 """Decode attention over paged K and V in Triton, and what it is held against.
 
     paged_decode   the two Triton kernels, their launcher `paged_decode(...)`, and its checks
-    splits         how a KV range is cut into splits and tiles, and into how many (stdlib only)
+    splits         how the work is cut: the shape of a tile, the number of splits (stdlib only)
     choose         which attention decodes here, and in which dtype; the Engine asks it
     reference      the same in torch: float64 by gather, the kernel's programs one after another,
                    and what one program loads

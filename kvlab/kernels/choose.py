@@ -19,7 +19,8 @@ import torch
 
 from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.paged_decode import SUPPORTED_FROM, check_block_tables, paged_decode
+from kvlab.kernels.paged_decode import check_block_tables, paged_decode
+from kvlab.kernels.splits import SUPPORTED_FROM
 from kvlab.paged_attention import PagedAttention, paged_attention
 from kvlab.paged_cache import PagedKVCache
 from kvlab.specs import ModelSpec

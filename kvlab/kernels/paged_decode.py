@@ -8,7 +8,7 @@ program leaves a partial output and its log-sum-exp; the second kernel merges th
 Shapes: query [num_seqs, num_heads, head_dim], caches [num_blocks, block_size, num_kv_heads, dim]
 in any stride order, block_tables [num_seqs, max_blocks], seq_lens [num_seqs].
 
-The kernels come first, then what the launcher decides and refuses, and last the launcher itself,
+The kernels come first, then what the launcher refuses, and last the launcher itself,
 `paged_decode(query, key_cache, value_cache, block_tables, seq_lens)`.
 
 After FlashAttention's online softmax and Flash-Decoding's split over the KV range (Dao et al.,
@@ -21,13 +21,12 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kvlab.kernels import KernelError, refuse
-from kvlab.kernels.splits import MAX_SPLITS, choose_num_splits
+from kvlab.kernels.splits import MAX_SPLITS, SUPPORTED_FROM, choose_num_splits, choose_tile
 
 # Fused multiply-add, today's default, said aloud: Triton 3.10 will change the default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -225,68 +224,10 @@ def kernel_device() -> str | None:
     return "cuda" if torch.cuda.is_available() else None
 
 
-#: The first compute capability, times ten, that Triton's maintainers support. It is also the first
-#: with arithmetic in bf16, and with copies that run beside the arithmetic.
-SUPPORTED_FROM = 80
-#: Bytes of one tile of K and V. It waits in shared memory, of which a T4 has 64 KiB.
-TILE_BYTES = 24 * 1024
 #: Stands for "no window": larger than any sequence.
 NO_WINDOW = 2**31 - 1
 #: dtypes the kernel takes for query, keys and values
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def next_power_of_2(n: int) -> int:
-    """Smallest power of two >= n."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The shape of one program's work and how the compiler schedules it."""
-
-    keys: int  # keys per turn of the loop
-    block_g: int  # rows of the score tile: the query heads of one KV head, rounded up
-    block_d: int  # head_dim rounded up
-    block_v: int  # value_dim rounded up
-    num_warps: int
-    num_stages: int  # tiles in flight: 3 looks up one tile and loads another meanwhile
-
-    def constants(self, group: int, head_dim: int, value_dim: int, block_size: int) -> dict:
-        """What `decode_split` is compiled for: the case's sizes and the tile's."""
-        case = {"GROUP": group, "HEAD_DIM": head_dim, "VALUE_DIM": value_dim}
-        case |= {"BLOCK_SIZE": block_size, "TILE": self.keys}
-        return case | {"BLOCK_G": self.block_g, "BLOCK_D": self.block_d, "BLOCK_V": self.block_v}
-
-    def merge_constants(self, value_dim: int, num_splits: int) -> dict[str, int]:
-        """What `merge_splits` is compiled for."""
-        block_s = next_power_of_2(num_splits)
-        sizes = {"VALUE_DIM": value_dim, "BLOCK_V": self.block_v}
-        return sizes | {"BLOCK_S": block_s, "CHUNK": min(block_s, 16)}
-
-
-def choose_tile(
-    group: int, head_dim: int, value_dim: int, bytes_per_element: int, capability: int
-) -> Tile:
-    """The shipped tile for one shape. capability is 75, 80, 90, ...
-
-    Tensor cores multiply 16 rows at a time, so from sm_80 on the group is padded to 16. On sm_75
-    Triton uses plain FMA instructions: padding there would be work for nothing, and would push
-    the kernel past 128 registers a thread. Three stages keep two loads ahead of the arithmetic:
-    the block table's entry, and then the keys and values that it points to.
-    """
-    block_d = max(16, next_power_of_2(head_dim))
-    block_v = max(16, next_power_of_2(value_dim))
-    block_g = next_power_of_2(group)
-    row_bytes = (block_d + block_v) * bytes_per_element
-    keys = 32 if 32 * row_bytes <= TILE_BYTES else 16
-    num_stages = 3 if keys * row_bytes <= 2 * TILE_BYTES else 1
-    if capability >= SUPPORTED_FROM:
-        block_g = max(16, block_g)
-    else:
-        keys = keys if block_g <= 4 else 16
-        num_stages = 1  # no asynchronous copies before sm_80: nothing to keep in flight
-    return Tile(keys, block_g, block_d, block_v, 4 if block_d <= 512 else 8, num_stages)
 
 
 def _device_facts(device: torch.device) -> tuple[int, int]:

@@ -24,11 +24,10 @@ from kvlab.kernels.paged_decode import (
     jit,
     kernel_device,
     misfits,
-    next_power_of_2,
     paged_decode,
     tl,
 )
-from kvlab.kernels.splits import first_visible, split_range
+from kvlab.kernels.splits import first_visible, next_power_of_2, split_range
 
 if kernels.INTERPRETED:
     from triton.runtime import interpreter

@@ -18,13 +18,13 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.paged_decode import SUPPORTED_FROM, Tile, choose_tile
+from kvlab.kernels.splits import SUPPORTED_FROM, Tile, choose_tile
 from kvlab.specs import DATA_DIR
 
 #: Architectures, one card of each kind for the reader, and the dtypes that it computes in.
@@ -48,23 +48,11 @@ RECORD = DATA_DIR / "kernel_report.json"
 GROUP, HEAD_DIM, BLOCK_SIZE, NUM_SPLITS = 4, 128, 16, 16
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One kernel for one architecture and dtype."""
-
-    arch: int  # 75, 80, 86, 89, 90, 100
-    dtype: str  # fp32, fp16, bf16
-    kernel: str = "decode_split"  # or merge_splits
-    keep_text: bool = False  # put the TTIR and PTX into the row as well
-
-    @property
-    def tile(self) -> Tile:
-        """What the launcher would choose."""
-        return choose_tile(GROUP, HEAD_DIM, HEAD_DIM, 4 if self.dtype == "fp32" else 2, self.arch)
-
-
 def shipped_variants() -> list[dict[str, Any]]:
-    """The split kernel for every architecture and dtype, and the merge on three generations."""
+    """The split kernel for every architecture and dtype, and the merge on three generations.
+
+    Each is what `compile_row` takes: one kernel for one architecture and dtype.
+    """
     variants: list[dict[str, Any]] = []
     for arch, (_, dtypes) in ARCHITECTURES.items():
         variants += [{"arch": arch, "dtype": dtype} for dtype in dtypes]
@@ -76,21 +64,20 @@ def shipped_variants() -> list[dict[str, Any]]:
 # -- in a worker: compile one variant and count what came out ---------------------------
 
 
-def build(variant: Variant) -> Any:
+def build(arch: int, dtype: str, kernel_name: str, tile: Tile) -> Any:
     """Triton's compiled kernel; its `.asm` holds ttir, ptx and cubin."""
     if kernels.triton is None:
         raise KernelError("Triton is not installed here: nothing to compile with.")
-    tile, dtype = variant.tile, "*" + variant.dtype
     pointers = {"table_ptr": "*i32", "seq_lens_ptr": "*i32"}  # the others hold fp32
-    if variant.kernel == "merge_splits":
+    if kernel_name == "merge_splits":
         kernel = kernels.merge_splits
         constants = tile.merge_constants(HEAD_DIM, NUM_SPLITS)
-        pointers["out_ptr"] = dtype
+        pointers["out_ptr"] = "*" + dtype
     else:
         kernel = kernels.decode_split
         constants = tile.constants(GROUP, HEAD_DIM, HEAD_DIM, BLOCK_SIZE)
         constants |= {"FOLD": kernels.fold_tile, "UPCAST": False}
-        pointers |= dict.fromkeys(("query_ptr", "key_ptr", "value_ptr"), dtype)
+        pointers |= dict.fromkeys(("query_ptr", "key_ptr", "value_ptr"), "*" + dtype)
     types, aligned = {}, []
     for name in kernel.arg_names:
         if name in constants:
@@ -107,7 +94,7 @@ def build(variant: Variant) -> Any:
     compiler, backend = kernels.triton.compiler, kernels.triton.backends.compiler
     return kernels.triton.compile(
         compiler.ASTSource(kernel, types, constexprs=constants, attrs=attributes),
-        target=backend.GPUTarget("cuda", variant.arch, 32),
+        target=backend.GPUTarget("cuda", arch, 32),
         options={"num_warps": tile.num_warps, "num_stages": tile.num_stages},
     )
 
@@ -163,20 +150,26 @@ def machine_code(compiled: Any) -> dict[str, int]:
     }
 
 
-def compile_row(variant: Variant) -> dict[str, Any]:
-    """The variant, what it compiled to, or the error that stopped it."""
-    row: dict[str, Any] = {"arch": f"sm_{variant.arch}", "dtype": variant.dtype}
-    row |= {"kernel": variant.kernel, "head_dim": HEAD_DIM, "group": GROUP}
-    row["tile"] = asdict(variant.tile)
+def compile_row(
+    arch: int, dtype: str, kernel: str = "decode_split", keep_text: bool = False
+) -> dict[str, Any]:
+    """The variant, what it compiled to, or the error that stopped it.
+
+    arch   75, 80, 86, 89, 90 or 100; dtype "fp32", "fp16" or "bf16"; kernel may be "merge_splits"
+    keep_text   put the TTIR and PTX into the row as well
+    """
+    tile = choose_tile(GROUP, HEAD_DIM, HEAD_DIM, 4 if dtype == "fp32" else 2, arch)
+    row: dict[str, Any] = {"arch": f"sm_{arch}", "dtype": dtype, "kernel": kernel}
+    row |= {"head_dim": HEAD_DIM, "group": GROUP, "tile": asdict(tile)}
     start = time.perf_counter()
     try:
-        compiled = build(variant)
+        compiled = build(arch, dtype, kernel, tile)
     except Exception as error:  # whatever the compiler raises is the finding
         return row | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     seconds = round(time.perf_counter() - start, 2)
     row |= {"triton": kernels.triton.__version__, "shared_bytes": compiled.metadata.shared}
     row |= {"seconds": seconds} | machine_code(compiled)
-    if variant.keep_text:
+    if keep_text:
         row |= {"ttir": compiled.asm["ttir"], "ptx": compiled.asm["ptx"]}
     return row
 
@@ -184,14 +177,12 @@ def compile_row(variant: Variant) -> dict[str, Any]:
 # -- in the caller's process -------------------------------------------------------------
 
 
-def compile_variants(
-    variants: list[dict[str, Any]], workers: int | None = None
-) -> list[dict[str, Any]]:
-    """Compile each variant (fields of `Variant`); rows in the same order. Raises KernelError.
+def compile_variants(variants: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Compile each variant (arguments of `compile_row`); rows in that order. Raises KernelError.
 
     A fresh cache folder, so that `seconds` is what a first launch would cost.
     """
-    workers = min(workers or os.cpu_count() or 1, len(variants), 4)
+    workers = min(os.cpu_count() or 1, len(variants), 4)
     with tempfile.TemporaryDirectory() as cache:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
@@ -246,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.worker:
         for given in json.load(sys.stdin):
-            print(json.dumps(compile_row(Variant(**given))), flush=True)
+            print(json.dumps(compile_row(**given)), flush=True)
         return 0
     try:
         rows = compile_variants(shipped_variants())
