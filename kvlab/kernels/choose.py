@@ -1,4 +1,4 @@
-"""Which attention decodes here: the Triton kernel on a GPU that runs it, torch elsewhere.
+"""Which attention decodes here, and in which dtype: the Triton kernel where it runs, else torch.
 
     print(choose_backend().reason)
     Engine(model)                                    # takes that choice for the model's device
@@ -17,23 +17,16 @@ from functools import cache
 
 import torch
 
-from kvlab.devices import choose_dtype
-from kvlab.errors import KvlabError
+from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.checks import check_block_tables
-from kvlab.kernels.launch import paged_decode
-from kvlab.kernels.reference import paged_decode_reference
-from kvlab.paged import PagedAttention, PagedKVCache
+from kvlab.kernels.paged_decode import check_block_tables, paged_decode
+from kvlab.kernels.splits import SUPPORTED_FROM
+from kvlab.paged_attention import PagedAttention, paged_attention
+from kvlab.paged_cache import PagedKVCache
 from kvlab.specs import ModelSpec
 
-#: Triton's maintainers support NVIDIA GPUs from this compute capability on.
-SUPPORTED_CAPABILITY = (8, 0)
 #: Largest difference from float64 that fp16 rounding explains, with values drawn from N(0, 1).
 TRIAL_TOLERANCE = 5e-3
-
-
-class UnknownBackend(KvlabError):
-    """A backend was asked for that is neither "triton" nor "torch", or cannot run here."""
 
 
 class KernelPagedAttention(PagedAttention):
@@ -65,7 +58,7 @@ class KernelPagedAttention(PagedAttention):
         self.rows = query_start_loc[:-1][single]
         self.tables, self.lens = block_tables[single], seq_lens[single]
         self.max_seq_len = 0
-        for window in self.plans:
+        for window in set(self.windows):
             self.max_seq_len = check_block_tables(
                 self.tables, self.lens, cache.num_blocks, cache.block_size, window
             )
@@ -89,6 +82,26 @@ class KernelPagedAttention(PagedAttention):
         return out
 
 
+def half_dtype(capability: tuple[int, int]) -> tuple[torch.dtype, str]:
+    """The 16-bit dtype for a GPU of this compute capability, and one line that says why.
+
+    torch.cuda.is_bf16_supported() is not asked: it answers True where bf16 is only emulated, as
+    on the T4 (capability 7.5), and Triton does not compile bf16 there.
+    """
+    name = f"compute capability {capability[0]}.{capability[1]}"
+    if 10 * capability[0] >= SUPPORTED_FROM:
+        return torch.bfloat16, f"bf16: {name} computes in it"
+    return torch.float16, f"fp16: {name} has no bf16 arithmetic, only an emulation"
+
+
+def choose_dtype(device: torch.device | str) -> tuple[torch.dtype, str]:
+    """The dtype for a device (float32 on a CPU), and one line that says why."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return torch.float32, "fp32: exact enough to compare token by token on a CPU"
+    return half_dtype(torch.cuda.get_device_capability(device))
+
+
 @dataclass(frozen=True)
 class Backend:
     """What was chosen: name ("triton" or "torch"), why, and with which dtype to load a model."""
@@ -102,16 +115,15 @@ class Backend:
 def try_small_case(device: torch.device, dtype: torch.dtype) -> str | None:
     """None if the kernel, launched on a small case, agrees with float64; else what went wrong."""
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(3, 6, 40, generator=generator)
-    keys, values = (torch.randn(12, 5, 2, 40, generator=generator) for _ in range(2))
-    tables = torch.randperm(12, generator=generator).view(3, 4).int()
-    lens = torch.tensor([17, 0, 3], dtype=torch.int32)
-    case = [t.to(device, dtype) for t in (query, keys, values)] + [tables.to(device)]
-    case.append(lens.to(device))
+    query = torch.randn(3, 6, 40, generator=generator).to(device, dtype)
+    keys, values = torch.randn(2, 12, 5, 2, 40, generator=generator).to(device, dtype)
+    tables = torch.randperm(12, generator=generator).view(3, 4).int().to(device)
+    lens = torch.tensor([17, 0, 3], dtype=torch.int32, device=device)
     try:
+        exact = query.double(), keys.double(), values.double()
+        want = paged_attention(*exact, tables, lens, torch.arange(4))
         for num_splits in (1, 3):
-            out, _ = paged_decode(*case, num_splits=num_splits)
-            want, _ = paged_decode_reference(*case)
+            out, _ = paged_decode(query, keys, values, tables, lens, num_splits=num_splits)
             error = (out.double() - want).abs().max().item()
             if not error <= TRIAL_TOLERANCE:  # NaN is wrong as well
                 return f"a small case came out wrong by {error:.3g}"
@@ -135,7 +147,7 @@ def decide(
     if capability is None:
         return "torch", "torch: no CUDA GPU here"
     name = f"compute capability {capability[0]}.{capability[1]}"
-    if capability >= SUPPORTED_CAPABILITY:
+    if 10 * capability[0] >= SUPPORTED_FROM:
         return "triton", f"triton: {name} is supported"
     problem = trial()
     if problem is None:
@@ -150,27 +162,26 @@ def choose_backend(device: str | None = None, prefer: str | None = None) -> Back
     """The backend for a device ("cuda", "cpu"; the first GPU if there is one). Tried once.
 
     prefer   "torch" or "triton" settles it. "triton" on a CPU needs the interpreter.
+
+    Raises KernelError for a backend that there is not, or that cannot run here.
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype, why = choose_dtype(where)
-    if prefer not in (None, "torch", "triton"):
-        raise UnknownBackend(f"backend {prefer!r}; expected 'triton', 'torch' or None")
     reachable = kernels.triton is not None and (where.type == "cuda" or kernels.INTERPRETED)
-    if prefer == "triton" and not reachable:
-        raise UnknownBackend(
-            "'triton' needs a CUDA GPU, or on Linux a process started with TRITON_INTERPRET=1; "
-            "leave prefer unset to take what runs here"
+    if prefer not in ((None, "torch", "triton") if reachable else (None, "torch")):
+        raise KernelError(
+            f"backend {prefer!r}; expected 'triton', 'torch' or None. 'triton' needs a CUDA GPU, "
+            "or on Linux a process started with TRITON_INTERPRET=1; None takes what runs here."
         )
-    capability = None
-    if where.type == "cuda" and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability(where)
-    name, reason = decide(
-        capability,
-        lambda: try_small_case(where, dtype),
-        has_triton=kernels.triton is not None,
-        interpreted=kernels.INTERPRETED,
-    )
     if prefer is not None:
         name, reason = prefer, f"{prefer}: asked for"
+    else:
+        nvidia = where.type == "cuda" and torch.version.hip is None
+        name, reason = decide(
+            torch.cuda.get_device_capability(where) if nvidia else None,
+            lambda: try_small_case(where, dtype),
+            has_triton=kernels.triton is not None,
+            interpreted=kernels.INTERPRETED,
+        )
     attention = KernelPagedAttention if name == "triton" else PagedAttention
     return Backend(name, f"{reason}. {why}", dtype, attention)
