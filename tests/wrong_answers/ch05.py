@@ -42,7 +42,7 @@ WRONG = {
         (lambda c, n, held, b: n, "does not use"),
         (lambda c, n, held, b: None, "no number"),
         (lambda c, n: 0, "TypeError"),
-        (3, "define a function"),
+        (3, "define the function"),
     ],
     "5.4": [
         (RIGHT_SHARING | {"same tokens, another adapter"}, "projections"),

@@ -6,23 +6,32 @@ import math
 
 from kvlab import costs
 from kvlab.configs import hardware, preset
-from kvlab.exercises import Exercise, number, register
 from kvlab.kernels.splits import PROGRAMS_PER_MULTIPROCESSOR
+from kvlab.notebook.exercises import Exercise, number
 
 _TOTAL, _TOP, _NEW = 3.0, 2.0, (4.0, 2.0)
 _SUM = _TOTAL * math.exp(-2) + 1 + math.exp(-2)
 
-register(
+_MULTIPROCESSORS = hardware("a100-80gb").num_multiprocessors
+_SLOTS = _MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR
+_LLAMA = preset("llama-3-8b")
+_HKV, _H = _LLAMA.num_kv_heads, _LLAMA.num_heads
+
+_CARD = hardware("l4")
+_BATCH, _CONTEXT = 16, 8192
+_LAYER_BYTES = costs.kv_bytes_per_token(_LLAMA) // _LLAMA.num_layers * _BATCH * _CONTEXT
+_FLOOR = _LAYER_BYTES / _CARD.bandwidth_bytes_per_second * 1e3
+
+EXERCISES = [
     Exercise(
         id="6.1",
         title="A sum under a new maximum",
-        question=(
-            f"So far the largest score is {_TOP:g} and the sum of exp(score - largest) is "
-            f"{_TOTAL:g}. A tile with the scores {_NEW[0]:g} and {_NEW[1]:g} comes in. What is the "
-            "sum now?"
-        ),
+        question=f"So far the largest score is {_TOP:g} and the sum of exp(score - largest) is "
+        f"{_TOTAL:g}. A tile with the scores {_NEW[0]:g} and {_NEW[1]:g} comes in. What is the "
+        "sum now?",
+        solution=_SUM,
+        hint="Which number must every term be divided by now that the largest score is 4, not 2?",
         check=number(
-            _SUM,
             [
                 (_TOTAL + 1 + math.exp(-2), "the old sum was taken under the old maximum; under "
                  "the new one each of its terms is smaller"),
@@ -39,27 +48,16 @@ register(
             "old sum x exp(old maximum - new maximum) + sum of exp(new score - new maximum)",
             rel_tol=1e-4,
         ),
-        solution=_SUM,
-        hint="Which number must every term be divided by now that the largest score is 4, not 2?",
-    )
-)  # fmt: skip
-
-_MULTIPROCESSORS = hardware("a100-80gb").num_multiprocessors
-_SLOTS = _MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR
-_LLAMA = preset("llama-3-8b")
-_HKV, _H = _LLAMA.num_kv_heads, _LLAMA.num_heads
-
-register(
+    ),
     Exercise(
         id="6.4",
         title="An idle card",
-        question=(
-            f"One sequence, {_LLAMA.name} ({_H} query heads, {_HKV} KV heads), an A100 with "
-            f"{_MULTIPROCESSORS} multiprocessors and {PROGRAMS_PER_MULTIPROCESSOR} program slots "
-            "on each. Without splitting, which share of the slots has work?"
-        ),
+        question=f"One sequence, {_LLAMA.name} ({_H} query heads, {_HKV} KV heads), an A100 with "
+        f"{_MULTIPROCESSORS} multiprocessors and {PROGRAMS_PER_MULTIPROCESSOR} program slots "
+        "on each. Without splitting, which share of the slots has work?",
+        solution=_HKV / _SLOTS,
+        hint="How many programs are launched for one sequence, and how many could run at once?",
         check=number(
-            _HKV / _SLOTS,
             [
                 (_H / _SLOTS, "one program serves all query heads of a KV head"),
                 (_HKV / _MULTIPROCESSORS, f"each multiprocessor has {PROGRAMS_PER_MULTIPROCESSOR} "
@@ -72,27 +70,16 @@ register(
             "programs without a split = sequences x KV heads; slots = multiprocessors x 2",
             rel_tol=1e-3,
         ),
-        solution=_HKV / _SLOTS,
-        hint="How many programs are launched for one sequence, and how many could run at once?",
-    )
-)  # fmt: skip
-
-_CARD = hardware("l4")
-_BATCH, _CONTEXT = 16, 8192
-_LAYER_BYTES = costs.kv_bytes_per_token(_LLAMA) // _LLAMA.num_layers * _BATCH * _CONTEXT
-_FLOOR = _LAYER_BYTES / _CARD.bandwidth_bytes_per_second * 1e3
-
-register(
+    ),
     Exercise(
         id="6.5",
         title="The floor of one layer",
-        question=(
-            f"{_BATCH} sequences of {_CONTEXT} tokens, {_LLAMA.name} in bf16, an L4 with "
-            f"{_CARD.bandwidth_bytes_per_second / 1e9:g} GB/s. How many milliseconds must decode "
-            "attention take at the least, in one layer?"
-        ),
+        question=f"{_BATCH} sequences of {_CONTEXT} tokens, {_LLAMA.name} in bf16, an L4 with "
+        f"{_CARD.bandwidth_bytes_per_second / 1e9:g} GB/s. How many milliseconds must decode "
+        "attention take at the least, in one layer?",
+        solution=_FLOOR,
+        hint="Attention can be no faster than its K and V can be read. How many bytes are they?",
         check=number(
-            _FLOOR,
             [
                 (_FLOOR / 2, "both K and V are read"),
                 (_FLOOR * _H / _HKV, "K and V are read once for all query heads of a KV head"),
@@ -106,7 +93,5 @@ register(
             "bytes = sequences x tokens x KV heads x 2 x head size x 2; divide by the bandwidth",
             rel_tol=1e-3,
         ),
-        solution=_FLOOR,
-        hint="Attention can be no faster than its K and V can be read. How many bytes are they?",
-    )
-)  # fmt: skip
+    ),
+]

@@ -1,0 +1,1 @@
+"""What chapters and pages show, and the exercises that a reader answers."""
