@@ -1,11 +1,9 @@
 """Exercises that check themselves: `check`, `hint`, `status`, and `predict` before a measurement.
 
-An exercise is data: a question, a solution, a hint, and the plausible wrong answers with the hint
-that each deserves. A checker compares an answer with the solution and returns that hint; there is
-one for a value, a number, a choice and a function. chNN.py holds a chapter's exercises, loaded
-when one is first named, from the standard library alone, so that the rendered page runs them too;
-tensors.py those of all chapters that need torch. What is answered stays in this process: nothing
-is sent or stored.
+An exercise is data: a question, its solution, and plausible wrong answers, each with the hint that
+names the mistake. chNN.py holds a chapter's, loaded when one is first named, from the standard
+library alone, so that the rendered page runs them too; tensors.py those that need torch. What is
+answered stays in this process: nothing is sent or stored.
 """
 
 from __future__ import annotations
@@ -28,9 +26,6 @@ from kvlab.errors import KvlabError
 CHAPTERS = range(1, 9)
 TORCH_CHAPTERS = (2, 6)  # with exercises in tensors.py
 
-#: (answer, solution) -> None if the answer is right, else a hint that names the mistake
-Checker = Callable[[Any, Any], str | None]
-
 
 class ExerciseError(KvlabError):
     """No exercise or chapter of that number, or a prediction that is no number."""
@@ -40,15 +35,16 @@ class ExerciseError(KvlabError):
 class Exercise:
     """One numbered task.
 
-    solution     an answer that check accepts (the value itself, or the function asked for)
-    hint         a first push for a reader who asks before answering
-    needs_torch  no page can run it
+    find_mistake  answer -> None if it is right, else the hint that names the mistake
+    solution      the right answer (the value itself, or the function asked for)
+    hint          a first push for a reader who asks before answering
+    needs_torch   no page can run it
     """
 
     id: str
     title: str
     question: str
-    check: Checker
+    find_mistake: Callable[[Any], str | None]
     solution: Any
     hint: str
     needs_torch: bool = False
@@ -90,7 +86,7 @@ def verdict(exercise_id: str, answer: Any) -> tuple[bool, str]:
     if answer is None:
         return False, f"{exercise.id} {exercise.title}: no answer yet. {exercise.question}"
     try:
-        mistake = exercise.check(answer, exercise.solution)
+        mistake = exercise.find_mistake(answer)
     except Exception as error:  # a function that fails, or parts of a kind nobody expected
         what = f"checking the answer fails ({type(error).__name__}: {error})"
         mistake = f"{what}. {exercise.question}"
@@ -160,150 +156,122 @@ def ask_exercise(exercise_id: str, answer: str) -> dict:
     return {"right": right, "text": text}
 
 
-# The checkers. A hint is a template: {got} is what the reader gave, and where a function is asked
-# {case} are the arguments and {right} is what the function should have given.
+# The kinds of exercise. Each takes number, title, question and solution, then the mistakes: pairs
+# of a wrong answer and the hint that it gets. `otherwise` is the hint for every other wrong answer.
+# Hints are templates: {got} is what the reader gave and, where a function is asked, {case} its
+# arguments and {right} what it should have given.
 
 
 def value(
-    mistakes: Sequence[tuple[Any, str]],
-    otherwise: str,
-    *,
-    expected: str,
-    read: Callable[[Any], Any],
+    id: str, title: str, question: str, solution: Any, *mistakes: tuple[Any, str],
+    otherwise: str, hint: str, expected: str, read: Callable[[Any], Any],
     same: Callable[[Any, Any], bool] = operator.eq,
-) -> Checker:
-    """A checker for a value.
+) -> Exercise:  # fmt: skip
+    """An exercise that asks for a value. A mistake is a wrong value, or a predicate of the answer.
 
-    mistakes   (a wrong value, or a predicate of the answer; the mistake it betrays)
-    otherwise  the hint for every other wrong answer
-    read       makes an answer comparable; where it fails or gives None, the hint is `expected`
+    read   makes an answer comparable; where it fails or gives None, the hint is `expected`
     """
 
-    def check_value(answer: Any, solution: Any) -> str | None:
+    def find_mistake(answer: Any) -> str | None:
         try:
             got = read(answer)
-        except (TypeError, ValueError, LookupError):
+        except (TypeError, ValueError):
             got = None
         if got is None:
             return expected.format(kind=type(answer).__name__)
         if same(got, read(solution)):
             return None
-        for wrong, mistake in mistakes:
+        for wrong, text in mistakes:
             if wrong(got) if callable(wrong) else same(got, wrong):
-                return mistake.format(got=got)
+                return text.format(got=got)
         return otherwise.format(got=got)
 
-    return check_value
+    return Exercise(id, title, question, find_mistake, solution, hint)
 
 
-def number(
-    mistakes: Sequence[tuple[float, str]], otherwise: str, rel_tol: float = 1e-9
-) -> Checker:
-    """A checker for one number, with the wrong numbers that betray a mistake."""
+def number(*task: Any, rel_tol: float = 1e-9, **hints: Any) -> Exercise:
+    """An exercise that asks for one number."""
     return value(
-        mistakes,
-        otherwise,
+        *task,
+        **hints,
         expected="expected a number, got {kind}",
-        read=lambda x: x if isinstance(x, Real) and not isinstance(x, bool) else None,  # numpy's
+        read=lambda x: None if isinstance(x, bool) or not isinstance(x, Real) else x,
         same=lambda a, b: math.isclose(a, b, rel_tol=rel_tol),
     )
 
 
-def pair(mistakes: Sequence[tuple[Any, str]], otherwise: str, meaning: str) -> Checker:
-    """A checker for two numbers."""
-    return value(
-        mistakes,
-        otherwise,
-        expected=f"expected a pair: {meaning}",
-        read=lambda x: tuple(x) if isinstance(x, tuple | list) and len(x) == 2 else None,
-    )
-
-
-def choice(why: dict[str, str], names: str, left_out: str = "") -> Checker:
-    """A checker for a set of names, some of those in `why`.
+def choice(
+    id: str, title: str, question: str, solution: set[str],
+    *, why: dict[str, str], names: str, hint: str, left_out: str = "",
+) -> Exercise:  # fmt: skip
+    """An exercise that asks for a set of names, some of those in `why`.
 
     why       name -> what a reader overlooks who chooses it (or leaves it out) wrongly
     names     the names, as a hint calls them
     left_out  the hint if {count} are left out; without it each has its own in `why`
     """
 
-    def check_choice(answer: Any, solution: Any) -> str | None:
+    def find_mistake(answer: Any) -> str | None:
         if not isinstance(answer, set | frozenset | list | tuple):
             kind = type(answer).__name__
             return f"expected a set, got {kind}: give a set with some of {names}"
-        for unknown in sorted(set(answer) - set(why), key=str):
-            return f"{unknown!r} is none of {names}"
+        for name in sorted(set(answer) - set(why), key=str):
+            return f"{name!r} is none of {names}"
         for name in why:
             if name in answer and name not in solution:
                 return f"{name}: {why[name]}"
-        for name in why:
-            if name not in answer and name in solution:
-                count = len(set(solution) - set(answer))
-                return left_out.format(count=count) or f"{name}: {why[name]}"
-        return None
+        missing = [name for name in why if name in solution and name not in answer]
+        if missing and left_out:
+            return left_out.format(count=len(missing))
+        return f"{missing[0]}: {why[missing[0]]}" if missing else None
 
-    return check_choice
+    return Exercise(id, title, question, find_mistake, solution, hint)
 
 
-def call(function: Callable, *case: Any) -> Any:
+def call(answer: Callable, *case: Any) -> Any:
     """What a function gives for copies of the arguments: a reader's function may change them."""
-    return function(*copy.deepcopy(case))
-
-
-def is_none(got: Any, *case: Any) -> bool:
-    """The commonest sign of all: a function without a return."""
-    return got is None
+    return answer(*copy.deepcopy(case))
 
 
 def function(
-    signature: str,
-    cases: Iterable[tuple],
-    mistakes: Sequence[tuple[Callable, str]] = (),
-    otherwise: str = "",
-    *,
+    id: str, title: str, question: str, solution: Callable, *mistakes: tuple[Callable, str],
+    otherwise: str, hint: str, cases: Iterable[tuple],
     signs: Sequence[tuple[Callable[..., bool], str]] = (),
-    run: Callable[..., Any] = call,
-    same: Callable[[Any, Any], bool] = operator.eq,
+    run: Callable[..., Any] = call, same: Callable[[Any, Any], bool] = operator.eq,
     expected: Callable[..., Any] | None = None,
-    fails: str = "for {case} it raised {kind}: {error}",
-) -> Checker:
-    """A checker for a function: the first case that comes out wrong is diagnosed.
+    prefix: str = "", fails: str = "for {case} it raised {kind}: {error}",
+    needs_torch: bool = False,
+) -> Exercise:  # fmt: skip
+    """An exercise that asks for a function: the first case that comes out wrong is diagnosed.
 
-    cases      the arguments of each case
-    mistakes   (a wrong function, the mistake it betrays if it gives the same for the case)
-    otherwise  the hint for every other wrong outcome
-    signs      (a predicate of a wrong outcome and its case, the hint); asked before mistakes
-    run        (function, *case) -> outcome
-    expected   (*case) -> the right outcome; without it that of the solution
-    fails      the hint if the function raises something
+    A mistake is a wrong function; it is the reader's where it gives the same for that case.
+
+    cases     the arguments of each case
+    signs     (predicate of a wrong outcome and its case, hint); looked for before the mistakes
+    run       (function, *case) -> outcome
+    expected  (*case) -> the right outcome; without it that of the solution
+    prefix    goes before each hint
+    fails     the hint if the function raises something
     """
     cases = list(cases)
 
-    def check_function(answer: Any, solution: Any) -> str | None:
+    def find_mistake(answer: Any) -> str | None:
         if not callable(answer):
-            return f"define the function {signature} and pass the function itself"
+            return f"define the function and pass the function itself. {question}"
         for case in cases:
             try:
                 got = run(answer, *case)
             except Exception as error:  # the reader's own code may raise anything
                 kind, lines = type(error).__name__, str(error).strip().splitlines()
                 return fails.format(case=case, kind=kind, error=lines[-1] if lines else kind)
+            if got is None:
+                return f"the function returns None. {question}"
             right = expected(*case) if expected else run(solution, *case)
-            if got is not None and same(got, right):
-                continue
-            seen = (text for sign, text in signs if sign(got, *case))
-            alike = (text for wrong, text in mistakes if same(got, run(wrong, *case)))
-            mistake = next(chain(seen, alike), otherwise)
-            return mistake.format(case=case, got=got, right=right)
+            if not same(got, right):
+                seen = (text for sign, text in signs if sign(got, *case))
+                alike = (text for wrong, text in mistakes if same(got, run(wrong, *case)))
+                text = prefix + next(chain(seen, alike), otherwise)
+                return text.format(case=case, got=got, right=right)
         return None
 
-    return check_function
-
-
-def in_turn(*checkers: Checker) -> Checker:
-    """Several checkers of one answer; the first that finds a mistake names it."""
-
-    def check_in_turn(answer: Any, solution: Any) -> str | None:
-        return next(filter(None, (checker(answer, solution) for checker in checkers)), None)
-
-    return check_in_turn
+    return Exercise(id, title, question, find_mistake, solution, hint, needs_torch)

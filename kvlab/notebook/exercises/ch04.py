@@ -8,7 +8,7 @@ from functools import partial
 
 from kvlab import costs
 from kvlab.configs import preset
-from kvlab.notebook.exercises import Exercise, call, function, in_turn, is_none, number
+from kvlab.notebook.exercises import call, function, number
 
 _SMOL = preset("smollm2-135m")
 _P, _N = 2048, 512  # the running example
@@ -48,7 +48,8 @@ def _turn(
     return out
 
 
-_X, _LENGTH = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], math.sqrt(204)
+_X = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+_MASK = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]
 
 
 def _close(got: list[float], right: list[float]) -> bool:
@@ -56,13 +57,8 @@ def _close(got: list[float], right: list[float]) -> bool:
     return len(got) == len(right) and all(map(near, got, right))
 
 
-def _changes_length(got: list[float], *case) -> bool:
-    length = math.sqrt(sum(value * value for value in got))
-    return len(got) != len(_X) or not math.isclose(length, _LENGTH, rel_tol=1e-6)
-
-
-_rotation = partial(function, "rotate(x, position, theta)", same=_close)
-_MASK = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]
+def _changes_length(got: list[float], x: list[float], *rest: float) -> bool:
+    return len(got) != len(x) or not math.isclose(math.hypot(*got), math.hypot(*x), rel_tol=1e-6)
 
 
 def _each_row(position: Callable[[list[int]], int]) -> Callable:
@@ -70,125 +66,90 @@ def _each_row(position: Callable[[list[int]], int]) -> Callable:
 
 
 EXERCISES = [
-    Exercise(
-        id="4.1",
-        title="The position of the last decode step",
-        question=f"A prompt of {_P:,} tokens, then {_N} decode forwards. Which position does the "
-        "token have that the last one feeds?",
-        solution=_P + _N - 1,
+    number("4.1", "The position of the last decode step",
+        f"A prompt of {_P:,} tokens, then {_N} decode forwards. Which position does the token have "
+        "that the last one feeds?",
+        _P + _N - 1,
+        (_P + _N, "that is seq_len, which counts the token itself; positions start at 0"),
+        (_P + _N + 1, "you added where you should subtract: position = seq_len - 1"),
+        (_N, "you count from the start of decoding; positions go on from the prompt"),
+        (_N - 1, "you count from the start of decoding; positions go on from the prompt"),
+        (_P + _N - 2, "one too few: the first decode step stands at p, right after p - 1"),
+        (2 * _P + _N - 1, "the prompt is counted twice"),
+        otherwise="write down the positions of the prompt, then of the first decode step, and go "
+        "on",
         hint="What is seq_len in that step? The position is seq_len - 1.",
-        check=number(
-            [
-                (_P + _N, "that is seq_len, which counts the token itself; positions start at 0"),
-                (_P + _N + 1, "you added where you should subtract: position = seq_len - 1"),
-                (_N, "you count from the start of decoding; positions go on from the prompt"),
-                (_N - 1, "you count from the start of decoding; positions go on from the prompt"),
-                (_P + _N - 2, "one too few: the first decode step stands at p, right after p - 1"),
-                (2 * _P + _N - 1, "the prompt is counted twice"),
-            ],
-            "write down the positions of the prompt, then of the first decode step, and go on",
-        ),
     ),
-    Exercise(
-        id="4.2",
-        title="The detector",
-        question="Write positions_ok(positions, seq_lens). positions is a list with one list per "
-        "request, the positions of the tokens it feeds in this step; seq_lens counts cached "
-        "and new tokens of each. True if every request's last position is right.",
-        solution=_positions_ok,
+    function("4.2", "The detector",
+        "Write positions_ok(positions, seq_lens). positions is a list with one list per request, "
+        "the positions of the tokens it feeds in this step; seq_lens counts cached and new tokens "
+        "of each. True if every request's last position is right.",
+        _positions_ok,
+        cases=_STEPS,
+        otherwise="positions {case[0]}, seq_lens {case[1]}: {case[3]}",
+        run=lambda positions_ok, *case: call(positions_ok, *case[:2]),
+        same=lambda got, right: bool(got) == right,
+        expected=lambda *case: case[2],
         hint="One comparison per request: row[-1] against seq_len - 1, but never below 0.",
-        check=function(
-            "positions_ok(positions, seq_lens)",
-            _STEPS,
-            otherwise="positions {case[0]}, seq_lens {case[1]}: {case[3]}",
-            signs=[(is_none, "the function returns None: return True or False")],
-            run=lambda positions_ok, *case: call(positions_ok, *case[:2]),
-            same=lambda got, right: bool(got) == right,
-            expected=lambda *case: case[2],
-        ),
     ),
-    Exercise(
-        id="4.3",
-        title="Rotate a head by hand",
-        question="Write rotate(x, position, theta) for a list x of d numbers: half-split pairing, "
-        "pair i turned by position * theta ** (-2 * i / d). Return the new list.",
-        solution=_turn,
+    function("4.3", "Rotate a head by hand",
+        "Write rotate(x, position, theta) for a list x of d numbers: half-split pairing, pair i "
+        "turned by position * theta ** (-2 * i / d). Return the new list.",
+        _turn,
+        (partial(_turn, interleaved=True), "you paired neighbours (interleaved); half-split pairs "
+         "i with i + d/2"),
+        (partial(_turn, sign=-1.0), "you turned the other way: the first of the pair gets x1 cos "
+         "- x2 sin"),
+        (partial(_turn, exponent=1.0), "the exponent is -2i/d, and you took -i/d: the slow pairs "
+         "turn too fast"),
+        (lambda x, position, theta: _turn(x, 1, theta), "you forgot to multiply the frequency by "
+         "the position"),
+        (lambda x, position, theta: _turn(x, position + 1, theta), "you turned by position + 1"),
+        (lambda x, position, theta: _turn(x, position, 1.0), "every pair turns at the same speed: "
+         "use theta ** (-2 * i / d)"),
+        (lambda x, position, theta: x, "nothing was turned"),
+        cases=[(_X, 3, 10_000.0), (_X, 0, 10_000.0)],
+        otherwise="lengths are right, so it is a rotation, but by other angles or of other pairs",
+        signs=[
+            (lambda got, x, position, theta: position == 0, "position 0 must leave x as it is"),
+            (_changes_length, "a rotation keeps both the numbers and their length, and yours makes "
+             "{got} of {case[0]}. Did you overwrite x1 before you used it for x2?"),
+        ],
+        same=_close,
         hint="Pair i is (x[i], x[i + d // 2]). Turn it by the angle position * theta ** (-2i/d).",
-        check=in_turn(
-            _rotation(
-                [(_X, 3, 10_000.0)],
-                [
-                    (partial(_turn, interleaved=True), "you paired neighbours (interleaved); "
-                     "half-split pairs i with i + d/2"),
-                    (partial(_turn, sign=-1.0), "you turned the other way: the first of the pair "
-                     "gets x1 cos - x2 sin"),
-                    (partial(_turn, exponent=1.0), "the exponent is -2i/d, and you took -i/d: "
-                     "the slow pairs turn too fast"),
-                    (lambda x, position, theta: _turn(x, 1, theta), "you forgot to multiply the "
-                     "frequency by the position"),
-                    (lambda x, position, theta: _turn(x, position + 1, theta), "you turned by "
-                     "position + 1"),
-                    (lambda x, position, theta: _turn(x, position, 1.0), "every pair turns at the "
-                     "same speed: use theta ** (-2 * i / d)"),
-                    (lambda x, position, theta: x, "nothing was turned"),
-                ],
-                "lengths are right, so it is a rotation, but by other angles or of other pairs",
-                signs=[
-                    (is_none, "the function returns None: return the rotated list"),
-                    (_changes_length, f"a rotation keeps both the {len(_X)} numbers and their "
-                     f"length ({_LENGTH:.3f}), and yours gives {{got}}. Did you overwrite x1 "
-                     "before you used it for x2?"),
-                ],
-            ),
-            _rotation([(_X, 0, 10_000.0)], otherwise="position 0 must leave x as it is"),
-        ),
     ),
-    Exercise(
-        id="4.4",
-        title="Left padding",
-        question="Write next_positions(mask): mask has one row per prompt, 0 for padding and 1 for "
-        "a token, padding on the left. Return the position of each row's next token.",
-        solution=_each_row(sum),
+    function("4.4", "Left padding",
+        "Write next_positions(mask): mask has one row per prompt, 0 for padding and 1 for a token, "
+        "padding on the left. Return the position of each row's next token.",
+        _each_row(sum),
+        (_each_row(len), "all rows share one counter, the number of columns; count each row's real "
+         "tokens"),
+        (_each_row(lambda row: len(row) - 1), "all rows share one counter, and it is the last "
+         "prompt column"),
+        (_each_row(lambda row: sum(row) - 1), "that is the position of the last prompt token; the "
+         "next one stands one further"),
+        (_each_row(lambda row: sum(row) + 1), "that is seq_len of the next step; the position is "
+         "one less"),
+        (_each_row(lambda row: row.count(0)), "that is the number of padded columns"),
+        (_each_row(lambda row: 0), "decoding goes on from the prompt, it does not restart"),
+        cases=[(_MASK,)],
+        otherwise="for the mask {case[0]} you give {got}; look at one row alone, without its "
+        "padding",
+        same=lambda got, right: list(got) == right,
         hint="Remove the padding from a row. At which position would its next token stand?",
-        check=function(
-            "next_positions(mask)",
-            [(_MASK,)],
-            [
-                (_each_row(len), "all rows share one counter, the number of columns; count each "
-                 "row's real tokens"),
-                (_each_row(lambda row: len(row) - 1), "all rows share one counter, and it is the "
-                 "last prompt column"),
-                (_each_row(lambda row: sum(row) - 1), "that is the position of the last prompt "
-                 "token; the next one stands one further"),
-                (_each_row(lambda row: sum(row) + 1), "that is seq_len of the next step; the "
-                 "position is one less"),
-                (_each_row(lambda row: row.count(0)), "that is the number of padded columns"),
-                (_each_row(lambda row: 0), "decoding goes on from the prompt, it does not "
-                 "restart"),
-            ],
-            "for the mask {case[0]} you give {got}; look at one row alone, without its padding",
-            signs=[(is_none, "the function returns None: return one position per row")],
-            same=lambda got, right: list(got) == right,
-        ),
     ),
-    Exercise(
-        id="4.5",
-        title="The price of unrotated keys",
-        question=f"SmolLM2-135M keeps unrotated K and rotates on read. How many FLOPs does one "
-        f"decode step at s = {_CACHED:,} spend on turning the keys of all layers? Two products and "
-        "a sum for each number.",
-        solution=_KEYS,
+    number("4.5", "The price of unrotated keys",
+        "SmolLM2-135M keeps unrotated K and rotates on read. How many FLOPs does one decode step "
+        f"at s = {_CACHED:,} spend on turning the keys of all layers? Two products and a sum for "
+        "each number.",
+        _KEYS,
+        (_KEYS // _CACHED, "that turns the new key only; cached ones are unrotated too"),
+        (_KEYS // _SMOL.num_layers, "every layer has keys of its own"),
+        (_KEYS * _SMOL.num_heads // _SMOL.num_kv_heads, "K has h_kv heads, not h"),
+        (_KEYS // 3, "each number costs two products and a sum: 3 FLOPs"),
+        (2 * _KEYS, "V is not rotated"),
+        (_KEYS // 2, "a pair costs 6 FLOPs, so a number costs 3"),
+        otherwise="multiply the layers, KV heads, head_dim, cached tokens and 3 FLOPs",
         hint="How many numbers does the K cache hold at that step? Each costs 3 FLOPs.",
-        check=number(
-            [
-                (_KEYS // _CACHED, "that turns the new key only; cached ones are unrotated too"),
-                (_KEYS // _SMOL.num_layers, "every layer has keys of its own"),
-                (_KEYS * _SMOL.num_heads // _SMOL.num_kv_heads, "K has h_kv heads, not h"),
-                (_KEYS // 3, "each number costs two products and a sum: 3 FLOPs"),
-                (2 * _KEYS, "V is not rotated"),
-                (_KEYS // 2, "a pair costs 6 FLOPs, so a number costs 3"),
-            ],
-            "multiply the layers, KV heads, head_dim, cached tokens and 3 FLOPs",
-        ),
     ),
 ]

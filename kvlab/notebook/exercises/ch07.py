@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Callable
+from itertools import chain, product
+from typing import Any
 
-from kvlab.batch import (
-    context_lengths,
-    cumulative,
-    request_indices,
-    token_positions,
-)
+from kvlab.batch import context_lengths, cumulative, request_indices, token_positions
 from kvlab.drafts import computed_after
-from kvlab.notebook.exercises import Checker, Exercise, function, in_turn, pair, value
+from kvlab.notebook.exercises import function, value
 from kvlab.schedule import clamp_new_tokens, num_new_tokens
 
 
 def _share(num_tokens, num_drafts, num_computed, threshold, budget, chunked):
     new = num_new_tokens(num_tokens + num_drafts, 0, num_computed)
     return clamp_new_tokens(new, threshold, budget, chunked)[0]
-
-
-def _cut(tokens, drafts, computed, threshold, budget):
-    """Both mins, whether chunking is on or off."""
-    return _share(tokens, drafts, computed, threshold, budget, True)
-
-
-# Ways to get 7.1 wrong; None where the mistake does not show.
-
-
-def _no_drafts(tokens, drafts, *rest):
-    return _share(tokens, 0, *rest)
-
-
-def _cut_unchunked(tokens, drafts, computed, threshold, budget, chunked):
-    return _cut(tokens, drafts, computed, threshold, budget) if threshold else None
-
-
-def _budget_cuts_unchunked(tokens, drafts, computed, threshold, budget, chunked):
-    return None if chunked else _cut(tokens, drafts, computed, 0, budget)
-
-
-def _zero_threshold(tokens, drafts, computed, threshold, budget, chunked):
-    return None if threshold else 0
-
-
-def _no_threshold(tokens, drafts, computed, threshold, budget, chunked):
-    return _cut(tokens, drafts, computed, 0, budget)
 
 
 _COMPUTED, _COUNTS = [9, 0, 6], [1, 4, 2]
@@ -78,116 +47,104 @@ _BATCH_MISTAKES = {
 }
 
 
-def _entry(name: str) -> Checker:
-    """One list of the dict that 7.2 asks for."""
-    return value(
-        [(wrong, f"{name}: {mistake}") for wrong, mistake in _BATCH_MISTAKES[name]],
-        name + ": not {got}; write the rows of the three requests under each other",
-        expected=f"{name} is missing, or no list",
-        read=lambda batch: list(batch[name]),
-    )
+def _in_an_entry(name: str) -> list[tuple[Callable[[dict], bool], str]]:
+    """The mistakes of 7.2 in one of its lists."""
+
+    def is_list(wrong: list[int]) -> Callable[[dict], bool]:
+        return lambda batch: batch[name] == wrong
+
+    other = f"{name}: not {{got[{name}]}}; write the rows of the three requests under each other"
+    return [
+        (lambda batch: name not in batch, f"{name} is missing"),
+        *((is_list(wrong), f"{name}: {mistake}") for wrong, mistake in _BATCH_MISTAKES[name]),
+        (lambda batch: batch[name] != _BATCH[name], other),
+    ]
+
+
+def _pair(answer: Any) -> tuple | None:
+    return tuple(answer) if isinstance(answer, tuple | list) and len(answer) == 2 else None
 
 
 _PROMPT, _OUTPUTS = 30, 12
 _KNOWN = _PROMPT + _OUTPUTS
 
 EXERCISES = [
-    Exercise(
-        id="7.1",
-        title="The subtraction and its clamps",
-        question="Write share(num_tokens, num_drafts, num_computed, threshold, budget, chunked): "
-        "how many tokens of a request run in this step? num_tokens counts prompt and outputs; a "
-        "threshold of 0 is off; with chunking off a request runs whole or not at all.",
-        solution=_share,
+    function("7.1", "The subtraction and its clamps",
+        "Write share(num_tokens, num_drafts, num_computed, threshold, budget, chunked): how many "
+        "tokens of a request run in this step? num_tokens counts prompt and outputs; a threshold "
+        "of 0 is off; with chunking off a request runs whole or not at all.",
+        _share,
+        (lambda t, d, c, th, b, on: _share(t, 0, c, th, b, on), ": drafts are known tokens too, "
+         "they need a row each"),
+        (lambda t, d, c, th, b, on: _share(t, d, c, th, b, True) if th else None, ": with chunking "
+         "off a prompt runs whole or not at all"),
+        (lambda t, d, c, th, b, on: None if on else _share(t, d, c, 0, b, True), ": with chunking "
+         "off a prompt that exceeds the budget waits"),
+        (lambda t, d, c, th, b, on: None if th else 0, ": threshold 0 means that it is switched "
+         "off"),
+        (lambda t, d, c, th, b, on: _share(t, d, c, 0, b, True), ": the threshold cuts a long "
+         "prefill before the budget does"),
+        otherwise=", expected {right}",
+        cases=product((100, 101), (0, 3), (0, 100, 104), (0, 16), (0, 8, 64, 512), (True, False)),
+        signs=[
+            (lambda got, *case: isinstance(got, int | float) and got < 0, ": a request with "
+             "nothing new gets 0 tokens, never fewer"),
+            (lambda got, *case: isinstance(got, int) and got > case[4], ": more than the budget "
+             "that is left"),
+        ],
+        prefix="share{case} gave {got}",
+        fails="share{case} fails: {kind}: {error}",
         hint="First known minus computed. Nothing below 0. Then, only with chunking, the two mins.",
-        check=function(
-            "share(num_tokens, num_drafts, num_computed, threshold, budget, chunked)",
-            product((100, 101), (0, 3), (0, 100, 104), (0, 16), (0, 8, 64, 512), (True, False)),
-            [
-                (_no_drafts, "share{case}: drafts are known tokens too, they need a row each"),
-                (_cut_unchunked, "share{case}: with chunking off a prompt runs whole or not at "
-                 "all"),
-                (_budget_cuts_unchunked, "share{case}: with chunking off a prompt that exceeds the "
-                 "budget waits"),
-                (_zero_threshold, "share{case}: threshold 0 means that it is switched off"),
-                (_no_threshold, "share{case}: the threshold cuts a long prefill before the budget "
-                 "does"),
-            ],
-            "share{case} gave {got}, expected {right}",
-            signs=[
-                (lambda got, *case: isinstance(got, int | float) and got < 0, "share{case} gave "
-                 "{got}: a request with nothing new gets 0 tokens, never fewer"),
-                (lambda got, *case: isinstance(got, int) and got > case[4], "share{case} gave "
-                 "{got}: more than the budget that is left"),
-            ],
-            fails="share{case} fails: {kind}: {error}",
-        ),
     ),
-    Exercise(
-        id="7.2",
-        title="A ragged batch",
-        question=f"Three requests have {_COMPUTED} tokens computed and {_COUNTS} scheduled. Give "
-        "the dict of req_indices, positions, query_start_loc and seq_lens.",
-        solution=_BATCH,
+    value("7.2", "A ragged batch",
+        f"Three requests have {_COMPUTED} tokens computed and {_COUNTS} scheduled. Give the dict "
+        "of req_indices, positions, query_start_loc and seq_lens.",
+        _BATCH,
+        *chain.from_iterable(map(_in_an_entry, _BATCH)),
+        otherwise="",
+        expected=f"expected a dict with the keys {sorted(_BATCH)}, each a list",
+        read=lambda batch: {name: list(batch[name]) for name in _BATCH if name in batch}
+        if isinstance(batch, dict) else None,
         hint="Write seven rows: whose token, and at which position of its own request.",
-        check=in_turn(
-            value(
-                [],
-                "",
-                expected=f"expected a dict with the keys {sorted(_BATCH)}",
-                read=lambda batch: isinstance(batch, dict) or None,
-            ),
-            *map(_entry, _BATCH),
-        ),
     ),
-    Exercise(
-        id="7.3",
-        title="One draft of three was right",
-        question="A request has 11 tokens, 10 of them computed, and 3 drafts. The step feeds 4 "
-        "tokens; the first draft is right, the second is not. What are (num_computed_tokens, "
-        "num_tokens) afterwards?",
-        solution=(computed_after(10, 3, 2), 13),
+    value("7.3", "One draft of three was right",
+        "A request has 11 tokens, 10 of them computed, and 3 drafts. The step feeds 4 tokens; the "
+        "first draft is right, the second is not. What are (num_computed_tokens, num_tokens) "
+        "afterwards?",
+        (computed_after(10, 3, 2), 13),
+        (lambda after: after[1] == 12, "one accepted draft and the model's own next token: two new "
+         "tokens, not one"),
+        (lambda after: after[1] > 13, "the second and third draft were wrong or never reached: "
+         "they are not kept"),
+        (lambda after: after[0] == 14, "rejected drafts were computed, but from a wrong token: "
+         "they are taken back"),
+        (lambda after: after[0] == 13, "the newest token was sampled and not fed: it has no K and "
+         "V yet"),
+        (lambda after: after[0] == 11, "the accepted draft was fed in this very step, so its K and "
+         "V are there"),
+        otherwise="{got}: count which fed tokens were right, then what was sampled",
+        read=_pair,
+        expected="expected a pair: (num_computed_tokens, num_tokens)",
         hint="Fed: the 11th token and three guesses. Which of them have K and V worth keeping?",
-        check=pair(
-            [
-                (lambda after: after[1] == 12, "one accepted draft and the model's own next token: "
-                 "two new tokens, not one"),
-                (lambda after: after[1] > 13, "the second and third draft were wrong or never "
-                 "reached: they are not kept"),
-                (lambda after: after[0] == 14, "rejected drafts were computed, but from a wrong "
-                 "token: they are taken back"),
-                (lambda after: after[0] == 13, "the newest token was sampled and not fed: it has "
-                 "no K and V yet"),
-                (lambda after: after[0] == 11, "the accepted draft was fed in this very step, so "
-                 "its K and V are there"),
-            ],
-            "{got}: count which fed tokens were right, then what was sampled",
-            meaning="(num_computed_tokens, num_tokens)",
-        ),
     ),
-    Exercise(
-        id="7.4",
-        title="The bill of a preemption",
-        question=f"A request with a prompt of {_PROMPT} has sampled {_OUTPUTS} outputs when it is "
-        "preempted between two steps. No prefix caching. How many tokens does its prefill have "
-        "when it comes back, and how many of those had been computed before?",
-        solution=(_KNOWN, _KNOWN - 1),
+    value("7.4", "The bill of a preemption",
+        f"A request with a prompt of {_PROMPT} has sampled {_OUTPUTS} outputs when it is preempted "
+        "between two steps. No prefix caching. How many tokens does its prefill have when it comes "
+        "back, and how many of those had been computed before?",
+        (_KNOWN, _KNOWN - 1),
+        (lambda bill: bill[0] == _PROMPT, "its outputs are known tokens too, and their K and V are "
+         "gone with the rest"),
+        (lambda bill: bill[0] == 1, "that would be a decode step, with the K and V of everything "
+         "else missing"),
+        ((_KNOWN, _KNOWN), "the newest output had never been computed, so it is not computed "
+         "again"),
+        (lambda bill: bill[0] == _KNOWN - 1, "the newest output is known and must be fed, or "
+         "nothing can be sampled"),
+        (lambda bill: bill[1] == 0, "without prefix caching nothing is found again: blocks went "
+         "back to the pool"),
+        otherwise="{got}: known tokens are prompt and outputs; computed was one less",
+        read=_pair,
+        expected="expected a pair: (tokens of the resumed prefill, tokens computed again)",
         hint="Known: prompt and outputs. Computed: one token fewer, as in every decode.",
-        check=pair(
-            [
-                (lambda bill: bill[0] == _PROMPT, "its outputs are known tokens too, and their K "
-                 "and V are gone with the rest"),
-                (lambda bill: bill[0] == 1, "that would be a decode step, with the K and V of "
-                 "everything else missing"),
-                ((_KNOWN, _KNOWN), "the newest output had never been computed, so it is not "
-                 "computed again"),
-                (lambda bill: bill[0] == _KNOWN - 1, "the newest output is known and must be fed, "
-                 "or nothing can be sampled"),
-                (lambda bill: bill[1] == 0, "without prefix caching nothing is found again: blocks "
-                 "went back to the pool"),
-            ],
-            "{got}: known tokens are prompt and outputs; computed was one less",
-            meaning="(tokens of the resumed prefill, tokens computed again)",
-        ),
     ),
 ]
