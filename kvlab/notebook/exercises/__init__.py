@@ -253,11 +253,11 @@ def function(
     prefix    goes before each hint
     fails     the hint if the function raises something
     """
-    cases = list(cases)
+    cases, signature = list(cases), question.removeprefix("Write ").split(")")[0] + ")"
 
     def find_mistake(answer: Any) -> str | None:
         if not callable(answer):
-            return f"define the function and pass the function itself. {question}"
+            return f"define the function {signature} and pass the function itself"
         for case in cases:
             try:
                 got = run(answer, *case)
@@ -265,7 +265,7 @@ def function(
                 kind, lines = type(error).__name__, str(error).strip().splitlines()
                 return fails.format(case=case, kind=kind, error=lines[-1] if lines else kind)
             if got is None:
-                return f"the function returns None. {question}"
+                return "the function returns None: return what the question asks for"
             right = expected(*case) if expected else run(solution, *case)
             if not same(got, right):
                 seen = (text for sign, text in signs if sign(got, *case))

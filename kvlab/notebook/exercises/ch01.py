@@ -10,6 +10,7 @@ from kvlab.configs import preset
 from kvlab.notebook.exercises import function, number
 
 _SMOL = preset("smollm2-135m")
+_LAYERS = _SMOL.num_layers
 _P, _N = 100, 50  # prompt and decode forwards of 1.1 and 1.2
 _LAST = _P + _N
 _REPEATED = costs.kv_rows_recomputed(_SMOL, _P, _N)
@@ -18,7 +19,7 @@ _OUTPUTS, _CONTEXT = 512, 2048
 
 # 1.4 is asked of SmolLM2, whose h and L differ: a forgotten factor can be told from another.
 _PARAMETERS, _S = costs.streamed_params(_SMOL), 2304
-_SHAPE = (_SMOL.num_heads, _SMOL.head_dim, _SMOL.num_layers)
+_SHAPE = (_SMOL.num_heads, _SMOL.head_dim, _LAYERS)
 
 
 def _step(projections: float, pairs: float) -> Callable[..., float]:
@@ -43,20 +44,19 @@ EXERCISES = [
         hint="How many tokens does the last forward process? How many rows does it sample from?",
     ),
     number("1.2", "K/V rows computed again",
-        f"The same run on SmolLM2-135M ({_SMOL.num_layers} layers). One K/V row is the K and the V "
+        f"The same run on SmolLM2-135M ({_LAYERS} layers). One K/V row is the K and the V "
         f"of one token in one layer. How many rows do the {_N} decode forwards compute that had "
         "been computed before?",
         _REPEATED,
-        (_CONTEXTS * _SMOL.num_layers, "each forward also computes one new token; only what was "
+        (_CONTEXTS * _LAYERS, "each forward also computes one new token; only what was "
          "computed before counts"),
         (_CONTEXTS - _N, "that is one layer: every layer has K and V of its own"),
-        (_REPEATED + _P * _SMOL.num_layers, "prefill computes the prompt for the first time; it "
+        (_REPEATED + _P * _LAYERS, "prefill computes the prompt for the first time; it "
          "repeats nothing"),
         (2 * _REPEATED, "K and V together are one row here; you counted them as two"),
-        (_SMOL.num_layers * _N * (_LAST - 1), "the context grows by one a step; you charged every "
+        (_LAYERS * _N * (_LAST - 1), "the context grows by one a step; you charged every "
          "step like the last"),
-        (_SMOL.num_layers * _N * _P, "the tokens generated so far are fed again too, not only the "
-         "prompt"),
+        (_LAYERS * _N * _P, "the tokens generated so far are fed again too, not only the prompt"),
         otherwise="step t is fed p + t tokens, and one of them is new; sum p + t - 1 over the "
         "steps and multiply by the layers",
         hint="Step t is fed p + t tokens. How many of them were fed before? Sum, then the layers.",
@@ -82,7 +82,7 @@ EXERCISES = [
         (_step(1 / 2, 1), "a multiply and an add are two FLOPs: projections cost 2P"),
         (_step(1 / _S, 1), "every one of the s tokens passes through the projections"),
         (_step(1, 1 / 2), "a pair costs 4 d_h FLOPs: a dot product and a weighted sum"),
-        (_step(1, 1 / _SMOL.num_layers), "attention runs in every layer"),
+        (_step(1, 1 / _LAYERS), "attention runs in every layer"),
         (_step(1, 1 / _SMOL.num_heads), "attention runs in every query head"),
         (_step(1, 0), "attention between the s tokens is missing"),
         cases=[(_PARAMETERS, *_SHAPE, s) for s in (_S, 64, 1)],

@@ -112,8 +112,9 @@ EXERCISES = [
         otherwise="lengths are right, so it is a rotation, but by other angles or of other pairs",
         signs=[
             (lambda got, x, position, theta: position == 0, "position 0 must leave x as it is"),
-            (_changes_length, "a rotation keeps both the numbers and their length, and yours makes "
-             "{got} of {case[0]}. Did you overwrite x1 before you used it for x2?"),
+            (_changes_length, f"your result has not {len(_X)} numbers or not the length "
+             f"{math.hypot(*_X):.3f}; a rotation keeps both. Did you overwrite x1 before you used "
+             "it for x2?"),
         ],
         same=_close,
         hint="Pair i is (x[i], x[i + d // 2]). Turn it by the angle position * theta ** (-2i/d).",

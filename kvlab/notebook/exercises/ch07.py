@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain, product
+from functools import partial
+from itertools import product
 from typing import Any
 
 from kvlab.batch import context_lengths, cumulative, request_indices, token_positions
@@ -24,45 +24,37 @@ _BATCH = {
     "query_start_loc": [0, *cumulative(_COUNTS)],
     "seq_lens": context_lengths(_COMPUTED, _COUNTS),
 }
-_BATCH_MISTAKES = {
-    "req_indices": [
-        ([0, 1, 2], "one entry a token, not one a request"),
-        ([0, 1, 1, 1, 1, 1, 1], "the third request is number 2"),
-    ],
-    "positions": [
-        ([0, 0, 1, 2, 3, 0, 1], "those are query_pos; add what each request had computed"),
-        ([10, 1, 2, 3, 4, 7, 8], "one too far: the first new token stands at num_computed"),
-        (list(range(7)), "positions start again in every request"),
-    ],
-    "query_start_loc": [
-        ([1, 5, 7], "it begins with 0 and has one entry more than requests"),
-        ([0, 1, 4, 2], "it is cumulative: where the rows begin"),
-        ([0, 10, 14, 22], "it counts rows of this step, not context"),
-    ],
-    "seq_lens": [
-        (_COUNTS, "those are query lengths; the context counts all tokens so far"),
-        (_COMPUTED, "the tokens of this step are written first, so they count"),
-        ([10, 14, 22], "each request has its own context; nothing is summed over requests"),
-    ],
-}
+_BATCH_MISTAKES = [
+    ("req_indices", [0, 1, 2], "one entry a token, not one a request"),
+    ("req_indices", [0, 1, 1, 1, 1, 1, 1], "the third request is number 2"),
+    ("positions", [0, 0, 1, 2, 3, 0, 1], "those are query_pos; add what each request had computed"),
+    ("positions", [10, 1, 2, 3, 4, 7, 8], "one too far: the first new token stands at "
+     "num_computed"),
+    ("positions", list(range(7)), "positions start again in every request"),
+    ("query_start_loc", [1, 5, 7], "it begins with 0 and has one entry more than requests"),
+    ("query_start_loc", [0, 1, 4, 2], "it is cumulative: where the rows begin"),
+    ("query_start_loc", [0, 10, 14, 22], "it counts rows of this step, not context"),
+    ("seq_lens", _COUNTS, "those are query lengths; the context counts all tokens so far"),
+    ("seq_lens", _COMPUTED, "the tokens of this step are written first, so they count"),
+    ("seq_lens", [10, 14, 22], "each request has its own context; nothing is summed over requests"),
+]
 
 
-def _in_an_entry(name: str) -> list[tuple[Callable[[dict], bool], str]]:
-    """The mistakes of 7.2 in one of its lists."""
+def _entry_is(name: str, wrong: list[int], batch: dict) -> bool:
+    return batch.get(name) == wrong
 
-    def is_list(wrong: list[int]) -> Callable[[dict], bool]:
-        return lambda batch: batch[name] == wrong
 
-    other = f"{name}: not {{got[{name}]}}; write the rows of the three requests under each other"
-    return [
-        (lambda batch: name not in batch, f"{name} is missing"),
-        *((is_list(wrong), f"{name}: {mistake}") for wrong, mistake in _BATCH_MISTAKES[name]),
-        (lambda batch: batch[name] != _BATCH[name], other),
-    ]
+def _entry_differs(name: str, batch: dict) -> bool:
+    return batch[name] != _BATCH[name]
 
 
 def _pair(answer: Any) -> tuple | None:
     return tuple(answer) if isinstance(answer, tuple | list) and len(answer) == 2 else None
+
+
+def _alike(got: tuple, right: tuple) -> bool:
+    """Two pairs, where ... stands for any number."""
+    return all(b is ... or a == b for a, b in zip(got, right, strict=True))
 
 
 _PROMPT, _OUTPUTS = 30, 12
@@ -100,7 +92,11 @@ EXERCISES = [
         f"Three requests have {_COMPUTED} tokens computed and {_COUNTS} scheduled. Give the dict "
         "of req_indices, positions, query_start_loc and seq_lens.",
         _BATCH,
-        *chain.from_iterable(map(_in_an_entry, _BATCH)),
+        *((lambda batch, name=name: name not in batch, f"{name} is missing") for name in _BATCH),
+        *((partial(_entry_is, name, wrong), f"{name}: {mistake}")
+          for name, wrong, mistake in _BATCH_MISTAKES),
+        *((partial(_entry_differs, name), f"{name}: not {{got[{name}]}}; write the rows of the "
+           "three requests under each other") for name in _BATCH),
         otherwise="",
         expected=f"expected a dict with the keys {sorted(_BATCH)}, each a list",
         read=lambda batch: {name: list(batch[name]) for name in _BATCH if name in batch}
@@ -112,18 +108,15 @@ EXERCISES = [
         "first draft is right, the second is not. What are (num_computed_tokens, num_tokens) "
         "afterwards?",
         (computed_after(10, 3, 2), 13),
-        (lambda after: after[1] == 12, "one accepted draft and the model's own next token: two new "
-         "tokens, not one"),
+        ((..., 12), "one accepted draft and the model's own next token: two new tokens, not one"),
         (lambda after: after[1] > 13, "the second and third draft were wrong or never reached: "
          "they are not kept"),
-        (lambda after: after[0] == 14, "rejected drafts were computed, but from a wrong token: "
-         "they are taken back"),
-        (lambda after: after[0] == 13, "the newest token was sampled and not fed: it has no K and "
-         "V yet"),
-        (lambda after: after[0] == 11, "the accepted draft was fed in this very step, so its K and "
-         "V are there"),
+        ((14, ...), "rejected drafts were computed, but from a wrong token: they are taken back"),
+        ((13, ...), "the newest token was sampled and not fed: it has no K and V yet"),
+        ((11, ...), "the accepted draft was fed in this very step, so its K and V are there"),
         otherwise="{got}: count which fed tokens were right, then what was sampled",
         read=_pair,
+        same=_alike,
         expected="expected a pair: (num_computed_tokens, num_tokens)",
         hint="Fed: the 11th token and three guesses. Which of them have K and V worth keeping?",
     ),
@@ -132,18 +125,17 @@ EXERCISES = [
         "between two steps. No prefix caching. How many tokens does its prefill have when it comes "
         "back, and how many of those had been computed before?",
         (_KNOWN, _KNOWN - 1),
-        (lambda bill: bill[0] == _PROMPT, "its outputs are known tokens too, and their K and V are "
-         "gone with the rest"),
-        (lambda bill: bill[0] == 1, "that would be a decode step, with the K and V of everything "
-         "else missing"),
+        ((_PROMPT, ...), "its outputs are known tokens too, and their K and V are gone with the "
+         "rest"),
+        ((1, ...), "that would be a decode step, with the K and V of everything else missing"),
         ((_KNOWN, _KNOWN), "the newest output had never been computed, so it is not computed "
          "again"),
-        (lambda bill: bill[0] == _KNOWN - 1, "the newest output is known and must be fed, or "
-         "nothing can be sampled"),
-        (lambda bill: bill[1] == 0, "without prefix caching nothing is found again: blocks went "
-         "back to the pool"),
+        ((_KNOWN - 1, ...), "the newest output is known and must be fed, or nothing can be "
+         "sampled"),
+        ((..., 0), "without prefix caching nothing is found again: blocks went back to the pool"),
         otherwise="{got}: known tokens are prompt and outputs; computed was one less",
         read=_pair,
+        same=_alike,
         expected="expected a pair: (tokens of the resumed prefill, tokens computed again)",
         hint="Known: prompt and outputs. Computed: one token fewer, as in every decode.",
     ),

@@ -102,7 +102,7 @@ EXERCISES = [
         otherwise="flops / peak and bytes / bandwidth are two times; which one is waited for?",
         run=_seconds,
         same=_all_close,
-        fails="step_seconds, {kind}: {error}; expected a number of seconds",
+        fails="it fails or gives no number ({kind}: {error}); expected a number of seconds",
         hint="Two times. While the longer runs, the shorter is done.",
     ),
     number("8.4", "Admission",

@@ -125,7 +125,7 @@ EXERCISES = [
         (_write_reshaped, "the numbers are there, in the wrong heads: reshape keeps the order in "
          "memory, transpose swaps the axes. Shapes agree either way, and nothing else tells"),
         cases=[(0, 4), (4, 1), (5, 2)],
-        otherwise="the {case[1]} rows from {case[0]} on do not hold the new tokens",
+        otherwise="the {case[1]} rows from row {case[0]} on do not hold the new tokens",
         signs=[
             (_spoils_others, "rows of other tokens changed; write only the rows of the new ones"),
         ],
