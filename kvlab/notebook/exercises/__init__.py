@@ -88,8 +88,8 @@ def verdict(exercise_id: str, answer: Any) -> tuple[bool, str]:
     try:
         mistake = exercise.find_mistake(answer)
     except Exception as error:  # a function that fails, or parts of a kind nobody expected
-        what = f"checking the answer fails ({type(error).__name__}: {error})"
-        mistake = f"{what}. {exercise.question}"
+        kind = type(error).__name__
+        mistake = f"checking the answer fails ({kind}: {error}). {exercise.question}"
     if mistake is not None:
         return False, f"{exercise.id} not yet: {mistake}"
     _solved.add(exercise.id)
@@ -220,12 +220,17 @@ def choice(
         for name in why:
             if name in answer and name not in solution:
                 return f"{name}: {why[name]}"
-        missing = [name for name in why if name in solution and name not in answer]
-        if missing and left_out:
-            return left_out.format(count=len(missing))
-        return f"{missing[0]}: {why[missing[0]]}" if missing else None
+        for name in sorted(solution - set(answer)):
+            return left_out.format(count=len(solution - set(answer))) or f"{name}: {why[name]}"
+        return None
 
     return Exercise(id, title, question, find_mistake, solution, hint)
+
+
+def near(got: Sequence[float], right: Sequence[float], rel_tol: float = 1e-9) -> bool:
+    """Whether two lists of numbers agree."""
+    close = (math.isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12) for a, b in zip(got, right))
+    return len(got) == len(right) and all(close)
 
 
 def call(answer: Callable, *case: Any) -> Any:

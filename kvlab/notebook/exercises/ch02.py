@@ -19,7 +19,7 @@ _WHY = {
     "query": "a query is used in the step that made it and by no later one; it could be kept, and "
     "nobody would read it",
     "causal decoder": "in a causal decoder K and V of a token never change once computed",
-    "encoder output": "its output is final, but steps read the K and V made of it, not the "
+    "encoder output": "it is final, but steps read the K and V made of it, not the "
     "output",
     "cross-attention": "its K and V come from the encoder's output, which is final",
     "fixed prefix": "a prefix may see itself in both directions, if nothing later enters it",
@@ -52,8 +52,7 @@ EXERCISES = [
         ((_P + _N - 1) * _PER_TOKEN, "that is the last step alone"),
         (_N * (_P + _N - 1) * _PER_TOKEN, "you charged every step like the last"),
         (0, "that is the preallocated cache; torch.cat makes a new tensor every time"),
-        otherwise="before step t the cache holds p + t - 1 tokens, and torch.cat copies all of "
-        "them",
+        otherwise="before step t the cache holds p + t - 1 tokens, and torch.cat copies them all",
         hint="How many tokens does the cache hold before step t? All of them are copied.",
     ),
     choice("2.4", "What may be kept",

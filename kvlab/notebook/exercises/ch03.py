@@ -59,13 +59,13 @@ EXERCISES = [
         (lambda j, h, kv: j % kv, "that tiles the KV heads 0, 1, 2, 0, 1, 2: a group sits side by "
          "side"),
         (lambda j, h, kv: j, "that gives every query head a KV head of its own: there are fewer"),
-        (lambda j, h, kv: j // kv, "you divided by the number of KV heads; divide by the size of a "
-         "group"),
+        (lambda j, h, kv: j // kv, "you divided by the number of KV heads; divide by a group's "
+         "size"),
         cases=[(9, 3), (32, 8), (4, 4), (6, 1)],
         otherwise="with {case[0]} and {case[1]} heads: expected {right}, got {got}",
         signs=[
-            (lambda got, *_: set(got) == {None}, "it returns nothing yet: return the number of a "
-             "KV head"),
+            (lambda got, *_: set(got) == {None}, "it returns nothing yet: return the number "
+             "of a KV head"),
             (lambda got, *_: any(type(i) is not int for i in got), "it gave {got[1]!r}: expected a "
              "whole number; use //, not /"),
             (lambda got, heads, kv: max(got) >= kv and got != list(range(heads)), "{got} has a KV "

@@ -8,7 +8,7 @@ from functools import partial
 
 from kvlab import costs
 from kvlab.configs import preset
-from kvlab.notebook.exercises import call, function, number
+from kvlab.notebook.exercises import call, function, near, number
 
 _SMOL = preset("smollm2-135m")
 _P, _N = 2048, 512  # the running example
@@ -52,11 +52,6 @@ _X = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 _MASK = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]
 
 
-def _close(got: list[float], right: list[float]) -> bool:
-    near = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)
-    return len(got) == len(right) and all(map(near, got, right))
-
-
 def _changes_length(got: list[float], x: list[float], *rest: float) -> bool:
     return len(got) != len(x) or not math.isclose(math.hypot(*got), math.hypot(*x), rel_tol=1e-6)
 
@@ -76,8 +71,7 @@ EXERCISES = [
         (_N - 1, "you count from the start of decoding; positions go on from the prompt"),
         (_P + _N - 2, "one too few: the first decode step stands at p, right after p - 1"),
         (2 * _P + _N - 1, "the prompt is counted twice"),
-        otherwise="write down the positions of the prompt, then of the first decode step, and go "
-        "on",
+        otherwise="write down the positions of the prompt, then of the first decode step; go on",
         hint="What is seq_len in that step? The position is seq_len - 1.",
     ),
     function("4.2", "The detector",
@@ -102,12 +96,12 @@ EXERCISES = [
          "- x2 sin"),
         (partial(_turn, exponent=1.0), "the exponent is -2i/d, and you took -i/d: the slow pairs "
          "turn too fast"),
-        (lambda x, position, theta: _turn(x, 1, theta), "you forgot to multiply the frequency by "
+        (lambda x, m, theta: _turn(x, 1, theta), "you forgot to multiply the frequency by "
          "the position"),
-        (lambda x, position, theta: _turn(x, position + 1, theta), "you turned by position + 1"),
-        (lambda x, position, theta: _turn(x, position, 1.0), "every pair turns at the same speed: "
+        (lambda x, m, theta: _turn(x, m + 1, theta), "you turned by position + 1"),
+        (lambda x, m, theta: _turn(x, m, 1.0), "every pair turns at the same speed: "
          "use theta ** (-2 * i / d)"),
-        (lambda x, position, theta: x, "nothing was turned"),
+        (lambda x, m, theta: x, "nothing was turned"),
         cases=[(_X, 3, 10_000.0), (_X, 0, 10_000.0)],
         otherwise="lengths are right, so it is a rotation, but by other angles or of other pairs",
         signs=[
@@ -116,14 +110,14 @@ EXERCISES = [
              f"{math.hypot(*_X):.3f}; a rotation keeps both. Did you overwrite x1 before you used "
              "it for x2?"),
         ],
-        same=_close,
+        same=partial(near, rel_tol=1e-6),
         hint="Pair i is (x[i], x[i + d // 2]). Turn it by the angle position * theta ** (-2i/d).",
     ),
     function("4.4", "Left padding",
         "Write next_positions(mask): mask has one row per prompt, 0 for padding and 1 for a token, "
         "padding on the left. Return the position of each row's next token.",
         _each_row(sum),
-        (_each_row(len), "all rows share one counter, the number of columns; count each row's real "
+        (_each_row(len), "all rows share one counter, the number of columns; count a row's real "
          "tokens"),
         (_each_row(lambda row: len(row) - 1), "all rows share one counter, and it is the last "
          "prompt column"),
@@ -134,8 +128,7 @@ EXERCISES = [
         (_each_row(lambda row: row.count(0)), "that is the number of padded columns"),
         (_each_row(lambda row: 0), "decoding goes on from the prompt, it does not restart"),
         cases=[(_MASK,)],
-        otherwise="for the mask {case[0]} you give {got}; look at one row alone, without its "
-        "padding",
+        otherwise="for the mask {case[0]} you give {got}; look at one row alone, without padding",
         same=lambda got, right: list(got) == right,
         hint="Remove the padding from a row. At which position would its next token stand?",
     ),

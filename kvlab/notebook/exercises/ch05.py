@@ -37,7 +37,7 @@ _SHARING = {
     "same tokens, another salt": "a salt is there to keep tenants apart",
     "block 1 equal, block 0 different": "K and V of block 1 depend on every token before it",
     "same 8 tokens after 4 others": "other tokens stand before them, and their positions differ",
-    "same 8 image tokens, another image": "the placeholder tokens are equal, the image behind them "
+    "same 8 image tokens, another image": "the placeholders are equal, the image behind them "
     "is not",
 }
 SHARING_OPTIONS = tuple(_SHARING)
@@ -103,9 +103,8 @@ EXERCISES = [
          size), "does not use the blocks that are held already"),
         (lambda computed, new, held, size: blocks_for(computed + new, size), "counts all blocks, "
          "also those that are held already"),
-        (lambda *case: _new_blocks(*case) - 1, "is one short: the last tokens would land past the "
-         "table"),
-        (lambda *case: _new_blocks(*case) + 1, "is one too many: a block that is exactly full "
+        (lambda *c: _new_blocks(*c) - 1, "is one short: the last tokens would land past the table"),
+        (lambda *c: _new_blocks(*c) + 1, "is one too many: a block that is exactly full "
          "needs no successor"),
         otherwise="is not right; how many blocks hold computed + new tokens?",
         cases=_CASES,
@@ -137,7 +136,7 @@ EXERCISES = [
          "once"),
         ([1, 2, 3, 4, 5], "head first: once block 1 is gone, 2 and 3 can never be hit again, yet "
          "they still take room"),
-        (lambda ids: set(ids[:2]) == {4, 5}, "B was used last, so it is the likelier to come back: "
+        (lambda ids: set(ids[:2]) == {4, 5}, "B was used last and is likelier to come back: "
          "A goes first"),
         (lambda ids: set(ids[:3]) != {1, 2, 3}, "finish with the chain that was released first "
          "before touching the other"),

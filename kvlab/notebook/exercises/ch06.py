@@ -10,7 +10,8 @@ from kvlab.kernels.splits import PROGRAMS_PER_MULTIPROCESSOR
 from kvlab.notebook.exercises import number
 
 _TOTAL, _TOP, _NEW = 3.0, 2.0, (4.0, 2.0)
-_SUM = _TOTAL * math.exp(-2) + 1 + math.exp(-2)
+_SHRUNK = _TOTAL * math.exp(-2)
+_SUM = _SHRUNK + 1 + math.exp(-2)
 
 _MULTIPROCESSORS = hardware("a100-80gb").num_multiprocessors
 assert _MULTIPROCESSORS, "6.4 asks about them"
@@ -35,9 +36,8 @@ EXERCISES = [
         (_TOTAL + math.exp(2) + 1, "these are the new scores under the old maximum; right in "
          "mathematics, but it is how exp overflows"),
         (1 + math.exp(-2), "that is the new tile alone"),
-        (_TOTAL * math.exp(-2) + 2, "the second score is not the largest: its term is exp(2 - 4)"),
-        (_TOTAL * math.exp(-2) + math.exp(4) + math.exp(2), "the new scores, too, count from the "
-         "new maximum"),
+        (_SHRUNK + 2, "the second score is not the largest: its term is exp(2 - 4)"),
+        (_SHRUNK + math.exp(4) + math.exp(2), "the new scores, too, count from the new maximum"),
         otherwise="old sum x exp(old maximum - new maximum) + sum of exp(new score - new maximum)",
         rel_tol=1e-4,
         hint="Which number must every term be divided by now that the largest score is 4, not 2?",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -28,8 +27,7 @@ _BATCH_MISTAKES = [
     ("req_indices", [0, 1, 2], "one entry a token, not one a request"),
     ("req_indices", [0, 1, 1, 1, 1, 1, 1], "the third request is number 2"),
     ("positions", [0, 0, 1, 2, 3, 0, 1], "those are query_pos; add what each request had computed"),
-    ("positions", [10, 1, 2, 3, 4, 7, 8], "one too far: the first new token stands at "
-     "num_computed"),
+    ("positions", [10, 1, 2, 3, 4, 7, 8], "one too far: the first new one stands at num_computed"),
     ("positions", list(range(7)), "positions start again in every request"),
     ("query_start_loc", [1, 5, 7], "it begins with 0 and has one entry more than requests"),
     ("query_start_loc", [0, 1, 4, 2], "it is cumulative: where the rows begin"),
@@ -38,14 +36,6 @@ _BATCH_MISTAKES = [
     ("seq_lens", _COMPUTED, "the tokens of this step are written first, so they count"),
     ("seq_lens", [10, 14, 22], "each request has its own context; nothing is summed over requests"),
 ]
-
-
-def _entry_is(name: str, wrong: list[int], batch: dict) -> bool:
-    return batch.get(name) == wrong
-
-
-def _entry_differs(name: str, batch: dict) -> bool:
-    return batch[name] != _BATCH[name]
 
 
 def _pair(answer: Any) -> tuple | None:
@@ -72,8 +62,7 @@ EXERCISES = [
          "off a prompt runs whole or not at all"),
         (lambda t, d, c, th, b, on: None if on else _share(t, d, c, 0, b, True), ": with chunking "
          "off a prompt that exceeds the budget waits"),
-        (lambda t, d, c, th, b, on: None if th else 0, ": threshold 0 means that it is switched "
-         "off"),
+        (lambda t, d, c, th, b, on: None if th else 0, ": a threshold of 0 is switched off"),
         (lambda t, d, c, th, b, on: _share(t, d, c, 0, b, True), ": the threshold cuts a long "
          "prefill before the budget does"),
         otherwise=", expected {right}",
@@ -93,10 +82,10 @@ EXERCISES = [
         "of req_indices, positions, query_start_loc and seq_lens.",
         _BATCH,
         *((lambda batch, name=name: name not in batch, f"{name} is missing") for name in _BATCH),
-        *((partial(_entry_is, name, wrong), f"{name}: {mistake}")
+        *((lambda batch, name=name, wrong=wrong: batch[name] == wrong, f"{name}: {mistake}")
           for name, wrong, mistake in _BATCH_MISTAKES),
-        *((partial(_entry_differs, name), f"{name}: not {{got[{name}]}}; write the rows of the "
-           "three requests under each other") for name in _BATCH),
+        *((lambda batch, name=name: batch[name] != _BATCH[name], f"{name}: not {{got[{name}]}}; "
+           "write the rows of the three requests under each other") for name in _BATCH),
         otherwise="",
         expected=f"expected a dict with the keys {sorted(_BATCH)}, each a list",
         read=lambda batch: {name: list(batch[name]) for name in _BATCH if name in batch}
@@ -125,8 +114,7 @@ EXERCISES = [
         "between two steps. No prefix caching. How many tokens does its prefill have when it comes "
         "back, and how many of those had been computed before?",
         (_KNOWN, _KNOWN - 1),
-        ((_PROMPT, ...), "its outputs are known tokens too, and their K and V are gone with the "
-         "rest"),
+        ((_PROMPT, ...), "its outputs are known tokens too, and their K and V are gone too"),
         ((1, ...), "that would be a decode step, with the K and V of everything else missing"),
         ((_KNOWN, _KNOWN), "the newest output had never been computed, so it is not computed "
          "again"),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
-from functools import partial
 
 from kvlab import costs, kv_costs, roofline
 from kvlab.configs import hardware, preset
-from kvlab.notebook.exercises import function, number
+from kvlab.notebook.exercises import function, near, number
 
 _LLAMA = preset("llama-3-8b")
 _P = 8_030_000_000  # coarse accounting, as the running example
 _L4, _H100 = hardware("l4"), hardware("h100-sxm")
 _BANDWIDTH = _L4.bandwidth_bytes_per_second
-
 _CONTEXT = 4096
 _WEIGHTS = costs.weight_bytes(_P)
 _MOVED = costs.cached_step_bytes(_LLAMA, _P, _CONTEXT)
@@ -40,10 +37,6 @@ def _of_times(rule: Callable[[float, float], float]) -> Callable[..., float]:
 
 def _seconds(step_seconds: Callable) -> list[float]:
     return [float(step_seconds(*trial)) for trial in _TRIALS]
-
-
-def _all_close(got: list[float], right: list[float]) -> bool:
-    return all(map(partial(math.isclose, rel_tol=1e-9), got, right))
 
 
 _UTILISATION, _LEN = 0.9, 8192
@@ -101,7 +94,7 @@ EXERCISES = [
         cases=[()],
         otherwise="flops / peak and bytes / bandwidth are two times; which one is waited for?",
         run=_seconds,
-        same=_all_close,
+        same=near,
         fails="it fails or gives no number ({kind}: {error}); expected a number of seconds",
         hint="Two times. While the longer runs, the shorter is done.",
     ),

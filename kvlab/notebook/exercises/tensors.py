@@ -20,14 +20,6 @@ def _write(stored: Tensor, length: int, new: Tensor) -> None:
     stored[:, length : length + new.shape[0]] = new.transpose(0, 1)
 
 
-def _write_last(stored: Tensor, length: int, new: Tensor) -> None:
-    stored[:, length] = new[-1]
-
-
-def _write_reshaped(stored: Tensor, length: int, new: Tensor) -> None:
-    stored[:, length : length + new.shape[0]] = new.reshape(2, new.shape[0], 3)
-
-
 def _written(write: Callable, length: int, num_new: int) -> tuple[Tensor, str]:
     """What `write` leaves in stored, and what comes back."""
     generator = torch.Generator().manual_seed(length)
@@ -41,8 +33,6 @@ def _spoils_others(got: tuple[Tensor, str], length: int, num_new: int) -> bool:
     return torch.equal(got[0][:, new], _written(_write, length, num_new)[0][:, new])
 
 
-# 6.2: ways to get the inner step wrong.
-
 _generator = torch.Generator().manual_seed(6)
 _CASE = (
     2 * torch.randn(2, 6, 16, generator=_generator),
@@ -55,7 +45,7 @@ _SCALE, _EMPTY = 0.4, float("-inf")
 
 
 def _fold(mistake: str) -> Callable:
-    """fold_tile with one of the usual mistakes."""
+    """fold_tile with one of the usual mistakes, for 6.2."""
 
     def fold(top, total, acc, q, k, v, visible, scale):
         if mistake == "unmasked":
@@ -117,13 +107,15 @@ EXERCISES = [
         "Write write(stored, length, new): put the K (or V) of t new tokens, [t, h_kv, d_h], "
         "behind the `length` tokens that stored, [h_kv, max_len, d_h], already holds. In place.",
         _write,
-        (lambda stored, length, new: None, "stored is unchanged and {got[1]} came back; write into "
+        (lambda *_: None, "stored is unchanged and {got[1]} came back; write into "
          "stored, in place"),
         (lambda stored, length, new: _write(stored, 0, new), "new tokens overwrite the first ones; "
          "they go after `length`"),
-        (_write_last, "only one of the new tokens is stored; a prompt brings many at once"),
-        (_write_reshaped, "the numbers are there, in the wrong heads: reshape keeps the order in "
-         "memory, transpose swaps the axes. Shapes agree either way, and nothing else tells"),
+        (lambda stored, length, new: _write(stored, length, new[-1:]), "only one of the new tokens "
+         "is stored; a prompt brings many at once"),
+        (lambda stored, length, new: _write(stored, length, new.reshape(2, -1, 3).transpose(0, 1)),
+         "the numbers are there, in the wrong heads: reshape keeps the order in memory, transpose "
+         "swaps the axes. Shapes agree either way, and nothing else tells"),
         cases=[(0, 4), (4, 1), (5, 2)],
         otherwise="the {case[1]} rows from row {case[0]} on do not hold the new tokens",
         signs=[
@@ -147,9 +139,8 @@ EXERCISES = [
         (_fold("unscaled"), "the scores are not multiplied by scale"),
         (_fold("total kept"), "`total` is added to without shrinking what was there before"),
         (_fold("acc kept"), "`acc` is added to without shrinking what was there before"),
-        (_fold("last tile"), "only the last tile is left: fold it into the sums, do not replace "
-         "them"),
-        (_fold("divided"), "acc is divided inside the loop; it is a running sum, divided once at "
+        (_fold("last tile"), "only the last tile is left: fold it into the sums instead"),
+        (_fold("divided"), "acc is divided in the loop; it is a running sum, divided once at "
          "the end"),
         cases=[_CASE],
         otherwise="the output differs from float64. In order: scores, mask, new largest score, "
@@ -184,10 +175,8 @@ EXERCISES = [
              "log(exp(lse_a) + exp(lse_b)), natural logarithm"),
             (_no_number, "two empty parts give something that is not a number: minus infinity less "
              "minus infinity. Nothing merged with nothing is 0, with lse minus infinity"),
-            (lambda got, row: row == 3, "exp(120) overflows: subtract the larger lse from both "
-             "before exp"),
-            (lambda got, row: row in (1, 2), "right for two full parts, wrong when one of them is "
-             "empty"),
+            (lambda got, row: row == 3, "exp(120) overflows: subtract the larger lse before exp"),
+            (lambda got, row: row in (1, 2), "right for two full parts, wrong when one is empty"),
         ],
         run=lambda merge_two, row: merge_with(merge_two, _PARTS[row:][:1], _LSES[row:][:1]),
         same=lambda got, right: _close(got[0], right[0]) and _close(got[1], right[1]),
