@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,43 +18,33 @@ import torch.nn.functional as F
 import kvlab.attention as attention_module
 import kvlab.model as model_module
 from kvlab import positions as position_rules
-from kvlab.attention import CachedAttention
 from kvlab.cache import ContiguousKVCache
-from kvlab.faults.detectors import (
-    FORWARD,
-    check_growing_keys,
-    check_last_row,
-    watch_cache,
-    watch_heads,
-    watch_positions,
-    watch_rollback,
-    watch_rotation,
-    watch_size,
-    watch_tables,
-)
+from kvlab.faults import detectors, scenes
+from kvlab.faults.detectors import FORWARD
 from kvlab.faults.drift import ChangedAttend, mean_kl
-from kvlab.faults.registry import Place, bug, replaced
-from kvlab.faults.scenes import (
-    excess_bytes,
-    naive_kl,
-    padded_kl,
-    run_padded,
-    run_rollbacks,
-    run_tiny,
-    second_conversation_kl,
-    tiny_model,
-)
+from kvlab.faults.registry import Opener, Place, bug
 from kvlab.rope import RopeTable, apply_rope, rope_inv_freq, rope_tables
 from kvlab.specs import RopeSpec
 
 ATTENTION: Place = (attention_module, "attention")
 ROPE_ROWS: Place = (RopeTable, "rows")
 
+
+def tiny_bug(
+    at: Place, watch: Opener, measure: Callable[[], float] | None = None, **run: Any
+) -> Callable:
+    """A fault that `watch` finds in a tiny cached run; run: options of scenes.run_tiny."""
+    scene = functools.partial(scenes.run_tiny, **run)
+    return bug(at=at, run=scene, measure=measure or mean_kl(), watch=watch)
+
+
 # --- the plain loop ---------------------------------------------------------------------------
 
 
 @bug(
-    at=ATTENTION, run=lambda steps: check_growing_keys(tiny_model(), steps), measure=naive_kl
+    at=ATTENTION,
+    run=lambda steps: detectors.check_growing_keys(scenes.tiny_model(), steps),
+    measure=scenes.naive_kl,
 )
 def causal_mask_missing(original, query, key, value, *, scale=None, window=None):
     """Every token sees every other one; all shapes stay."""
@@ -64,7 +54,11 @@ def causal_mask_missing(original, query, key, value, *, scale=None, window=None)
     return out.transpose(1, 2)
 
 
-@bug(at=FORWARD, run=lambda steps: check_last_row(tiny_model(), steps), measure=naive_kl)
+@bug(
+    at=FORWARD,
+    run=lambda steps: detectors.check_last_row(scenes.tiny_model(), steps),
+    measure=scenes.naive_kl,
+)
 def logits_row_before_last(original, model, token_ids, positions, attend, rows=None):
     """Row i of the logits is handed out as row i + 1."""
     logits = original(model, token_ids, positions, attend, rows)
@@ -90,50 +84,48 @@ def handed_over(change: Callable) -> Callable:
     return forward
 
 
-@bug(at=FORWARD, run=run_tiny, measure=mean_kl(), watch=watch_positions)
+@tiny_bug(FORWARD, detectors.watch_positions)
 @handed_over
 def decode_position_off_by_one(positions, cached, prompt):
     return positions + 1 if cached else positions
 
 
-@bug(at=FORWARD, run=run_tiny, measure=mean_kl(), watch=watch_positions)
+@tiny_bug(FORWARD, detectors.watch_positions)
 @handed_over
 def decode_position_restarts(positions, cached, prompt):
     return positions - prompt if cached else positions
 
 
-@bug(at=FORWARD, run=run_tiny, measure=mean_kl(), watch=watch_positions)
+@tiny_bug(FORWARD, detectors.watch_positions)
 @handed_over
 def decode_offset_adds_prompt(positions, cached, prompt):
     return prompt * (cached - prompt + 1) + positions - cached if cached else positions
 
 
-@bug(
-    at=FORWARD,
-    run=functools.partial(run_tiny, chunk_size=2),
-    measure=mean_kl(chunk_size=8, num_steps=8),
-    watch=watch_positions,
-)
+@tiny_bug(FORWARD, detectors.watch_positions, mean_kl(chunk_size=8, num_steps=8), chunk_size=2)
 @handed_over
 def chunk_shares_one_offset(positions, cached, prompt):
     return torch.full_like(positions, cached) if cached else positions
 
 
-@bug(at=FORWARD, run=run_tiny, measure=mean_kl(), watch=watch_positions)
+@tiny_bug(FORWARD, detectors.watch_positions)
 @handed_over
 def uniform_shift(positions, cached, prompt):
     return positions + 5
 
 
 @bug(
-    at=(position_rules, "next_positions"), run=run_padded, measure=padded_kl, watch=watch_positions
+    at=(position_rules, "next_positions"),
+    run=scenes.run_padded,
+    measure=scenes.padded_kl,
+    watch=detectors.watch_positions,
 )
 def shared_counter_under_padding(original, attention_mask):
     """Every row counts the columns of the batch."""
     return torch.full((attention_mask.shape[0], 1), attention_mask.shape[1])
 
 
-@bug(at=FORWARD, run=run_tiny, measure=mean_kl(), watch=watch_rotation)
+@tiny_bug(FORWARD, detectors.watch_rotation)
 def query_offset_mutated_in_place(original, model, token_ids, positions, attend, *rest, **options):
     """The query is rotated after the cache has advanced the offset that both of them share."""
     cos, sin = model.rope.rows(torch.ones_like(positions))
@@ -170,61 +162,48 @@ def _longrope(dim: int, original_len: int) -> RopeSpec:
     )  # fmt: skip
 
 
-@bug(at=(model_module, "apply_rope"), run=run_tiny, measure=mean_kl(), watch=watch_rotation)
+@tiny_bug((model_module, "apply_rope"), detectors.watch_rotation)
 def interleaved_for_half_split(original, x, cos, sin, interleaved=False):
     return original(x, cos, sin, interleaved=not interleaved)
 
 
-@bug(
-    at=ROPE_ROWS,
-    run=functools.partial(run_tiny, prompt_len=200, rope=replace(LLAMA3, rotary_dim=16)),
-    measure=mean_kl(LLAMA3, prompt_len=300, num_steps=16),
-    watch=watch_tables,
+@tiny_bug(
+    ROPE_ROWS,
+    detectors.watch_tables,
+    mean_kl(LLAMA3, prompt_len=300),
+    prompt_len=200,
+    rope=replace(LLAMA3, rotary_dim=16),
 )
 def scaling_parsed_not_applied(original, table, positions):
     return rope_tables(replace(table.rope, rope_type="default", params=()), positions)
 
 
-@bug(
-    at=ROPE_ROWS,
-    run=functools.partial(run_tiny, rope=replace(YARN, rotary_dim=16)),
-    measure=mean_kl(YARN),
-    watch=watch_tables,
-)
+@tiny_bug(ROPE_ROWS, detectors.watch_tables, mean_kl(YARN), rope=replace(YARN, rotary_dim=16))
 def yarn_factor_dropped(original, table, positions):
     _, factor = rope_inv_freq(table.rope, table.planned_len)
     cos, sin = rope_tables(table.rope, positions, seq_len=table.planned_len)
     return cos / factor, sin / factor
 
 
-@bug(
-    at=ROPE_ROWS,
-    run=functools.partial(run_tiny, prompt_len=100),
-    measure=mean_kl(prompt_len=300, num_steps=16),
-    watch=watch_tables,
-)
+@tiny_bug(ROPE_ROWS, detectors.watch_tables, mean_kl(prompt_len=300), prompt_len=100)
 def bf16_angles(original, table, positions):
     inv_freq, factor = rope_inv_freq(table.rope, table.planned_len)
     angles = positions.to(torch.bfloat16)[..., None] * inv_freq.to(torch.bfloat16)
     return angles.float().cos() * factor, angles.float().sin() * factor
 
 
-@bug(
-    at=ROPE_ROWS,
-    run=functools.partial(run_tiny, rope=_longrope(16, 8)),  # crosses 8 with keys in the cache
-    measure=mean_kl(_longrope(64, 64), prompt_len=64, num_steps=16),
-    watch=watch_tables,
+# Both runs cross the original length with keys in the cache.
+@tiny_bug(
+    ROPE_ROWS,
+    detectors.watch_tables,
+    mean_kl(_longrope(64, 64), prompt_len=64),
+    rope=_longrope(16, 8),
 )
 def table_switch_leaves_keys_stale(original, table, positions):
     return rope_tables(table.rope, positions, seq_len=int(positions.max()) + 1)
 
 
-@bug(
-    at=FORWARD,
-    run=functools.partial(run_tiny, rope=replace(PARTIAL, rotary_dim=8)),
-    measure=mean_kl(PARTIAL),
-    watch=watch_rotation,
-)
+@tiny_bug(FORWARD, detectors.watch_rotation, mean_kl(PARTIAL), rope=replace(PARTIAL, rotary_dim=8))
 def partial_rotary_ignored(original, model, *arguments, **options):
     whole = copy.copy(model)  # its spec still says how much ought to turn
     whole.rope = RopeTable(replace(model.spec.rope, rotary_dim=model.spec.head_dim))
@@ -234,7 +213,7 @@ def partial_rotary_ignored(original, model, *arguments, **options):
 # --- attention: which head, which keys --------------------------------------------------------
 
 
-@bug(at=ATTENTION, run=run_tiny, measure=mean_kl(), watch=watch_heads)
+@tiny_bug(ATTENTION, detectors.watch_heads)
 def heads_tiled(original, query, key, value, **options):
     """Query head j reads KV head j % h_kv."""
     heads, kv_heads = query.shape[2], key.shape[1]
@@ -243,14 +222,14 @@ def heads_tiled(original, query, key, value, **options):
     return original(query[:, :, seat.argsort()], key, value, **options)[:, :, seat]
 
 
-@bug(at=ATTENTION, run=run_tiny, measure=mean_kl(num_steps=8), watch=watch_heads)
+@tiny_bug(ATTENTION, detectors.watch_heads, mean_kl(num_steps=8))
 def top_left_mask(original, query, key, value, **options):
     """Query i of this step sees keys 0..i, as if it stood at the start of the sequence."""
     q = query.shape[1]
     return original(query, key[:, :, :q], value[:, :, :q], **options)
 
 
-@bug(at=ATTENTION, run=run_tiny, measure=mean_kl(window=16), watch=watch_heads)
+@tiny_bug(ATTENTION, detectors.watch_heads, mean_kl(window=16))
 def window_off_by_one(original, query, key, value, *, scale=None, window=None):
     wider = None if window is None else window + 1
     return original(query, key, value, scale=scale, window=wider)
@@ -259,7 +238,7 @@ def window_off_by_one(original, query, key, value, *, scale=None, window=None):
 # --- the contiguous cache: what is written, what is kept, what is read back -------------------
 
 
-@bug(at=FORWARD, run=run_tiny, measure=mean_kl(), watch=watch_rotation)
+@tiny_bug(FORWARD, detectors.watch_rotation)
 def write_before_rotate(original, model, token_ids, positions, attend, *rest, **options):
     """K goes into the cache as the projection made it; attention reads it as if rotated."""
     cos, sin = model.rope.rows(positions)
@@ -271,28 +250,18 @@ def write_before_rotate(original, model, token_ids, positions, attend, *rest, **
     return original(model, token_ids, positions, attend, *rest, **options)
 
 
-@bug(at=None, run=run_tiny, measure=excess_bytes, watch=watch_size)
-@contextmanager
-def heads_expanded_before_write() -> Iterator[None]:
+@tiny_bug((ContiguousKVCache, "__init__"), detectors.watch_size, scenes.excess_bytes)
+def heads_expanded_before_write(original, cache, spec, *arguments, **options):
     """The cache is made for h heads, and K and V are repeated before they are written."""
-
-    def init(original, cache, spec, *arguments, **options):
-        layers = tuple(replace(layer, num_kv_heads=spec.num_heads) for layer in spec.layers)
-        original(cache, replace(spec, layers=layers), *arguments, **options)
-
-    def call(original, attend, layer, query, key, value):
-        group = attend.cache.keys[layer].shape[1] // key.shape[2]
-        key, value = (x.repeat_interleave(group, dim=2) for x in (key, value))
-        return original(attend, layer, query, key, value)
-
-    made, fed = (ContiguousKVCache, "__init__"), (CachedAttention, "__call__")
-    with replaced(made, init), replaced(fed, call):
-        yield
+    layers = tuple(replace(layer, num_kv_heads=spec.num_heads) for layer in spec.layers)
+    original(cache, replace(spec, layers=layers), *arguments, **options)
+    write, group = cache.write, spec.num_heads // spec.layers[0].num_kv_heads
+    cache.write = lambda layer, key, value: write(
+        layer, *(x.repeat_interleave(group, dim=2) for x in (key, value))
+    )
 
 
-@bug(
-    at=(ContiguousKVCache, "write"), run=run_tiny, measure=mean_kl(num_steps=8), watch=watch_cache
-)
+@tiny_bug((ContiguousKVCache, "write"), detectors.watch_cache, mean_kl(num_steps=8))
 def layout_confused(original, cache, layer, key, value):
     """[b, t, h, d] taken for [b, h, t, d]: the same bytes under other strides."""
     batch, num_new, heads, width = key.shape
@@ -301,18 +270,17 @@ def layout_confused(original, cache, layer, key, value):
 
 
 @bug(
-    at=(ContiguousKVCache, "truncate_to"), run=run_rollbacks, measure=second_conversation_kl,
-    watch=watch_rollback,
-)  # fmt: skip
+    at=(ContiguousKVCache, "truncate_to"),
+    run=scenes.run_rollbacks,
+    measure=scenes.second_conversation_kl,
+    watch=detectors.watch_rollback,
+)
 def stale_rollback(original, cache, length):
     """`if length: ...` around the cut: a cut to nothing cuts nothing."""
     if length:
         original(cache, length)
 
 
-@bug(
-    at=(ContiguousKVCache, "read"), run=functools.partial(run_tiny, slack=8),
-    measure=mean_kl(slack=64), watch=watch_cache,
-)  # fmt: skip
+@tiny_bug((ContiguousKVCache, "read"), detectors.watch_cache, mean_kl(slack=64), slack=8)
 def unwritten_rows_read(original, cache, layer):
     return cache.keys[layer], cache.values[layer]

@@ -19,6 +19,7 @@ seen in every step is looked at on a small input: check_growing_keys, check_last
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
@@ -77,10 +78,10 @@ def live(*at: Place) -> Callable[[Callable], Opener]:
     """Decorator: the wrapper below becomes () -> context manager that watches the places."""
 
     def decorate(wrapper: Callable) -> Opener:
+        @functools.wraps(wrapper)
         def watch() -> AbstractContextManager[None]:
             return all_watched(*((place, wrapper) for place in at))
 
-        watch.__doc__ = wrapper.__doc__
         return watch
 
     return decorate
@@ -90,11 +91,11 @@ def before_forward(check: Callable[[Decoder, torch.Tensor, Any], None]) -> Opene
     """Decorator: check(model, positions, attend) becomes a watch over every forward."""
 
     @live(FORWARD)
+    @functools.wraps(check)
     def forward(original, model, token_ids, positions, attend, *rest, **options):
         check(model, positions, attend)
         return original(model, token_ids, positions, attend, *rest, **options)
 
-    forward.__doc__ = check.__doc__
     return forward
 
 
@@ -325,7 +326,7 @@ def watch_rollback(original, cache, num_tokens=None):
     expected = 0 if num_tokens is None else max(cache.length - num_tokens, 0)
     original(cache, *(() if num_tokens is None else (num_tokens,)))
     if cache.length != expected:
-        call = "reset()" if num_tokens is None else f"drop_last({num_tokens})"
+        call = "reset" if num_tokens is None else f"drop_last({num_tokens})"
         detected(f"{call} left {cache.length} tokens, expected {expected}")
 
 

@@ -183,7 +183,7 @@ _quiet: dict[tuple, Drift] = {}  # runs with nothing switched on: they always co
 
 
 def drift(
-    model: Decoder | None = None, prompt_len: int = 48, num_steps: int = 16, **options: int
+    model: Decoder | None = None, prompt_len: int = 48, num_steps: int = 16, **options: Any
 ) -> Drift:
     """The cached loop over the laboratory's text, under whatever faults are on right now.
 
@@ -209,7 +209,7 @@ def drift(
 
 
 def mean_kl(
-    rope: RopeSpec | None = None, window: int | None = None, **options: int
+    rope: RopeSpec | None = None, window: int | None = None, **options: Any
 ) -> Callable[[], float]:
     """measure(): mean KL of drift(**options), as if the checkpoint declared this rope or window."""
 

@@ -68,7 +68,7 @@ class FaultDetected(FaultError, AssertionError):
 
 @dataclass
 class _Standing:
-    """What stands before one function. `original` is None until there is something."""
+    """What stands before one function."""
 
     original: Callable
     detectors: list[Wrapper] = field(default_factory=list)
@@ -184,7 +184,7 @@ _OPEN: dict[str, ExitStack] = {}  # faults that on() left open
 
 
 def bug(
-    at: Place | None,
+    at: Place,
     run: Callable[[int], None],
     measure: Callable[[], float],
     watch: Opener | None = None,
@@ -192,7 +192,7 @@ def bug(
     """Register the function below, wrong on purpose, as the fault of its name.
 
     at       the place where it answers while the fault is on: it is called with the right
-             function, then with the arguments. None: it is the switch itself, () -> context manager
+             function, then with the arguments
     run      (steps) -> None, the smallest input; what detects the fault, alone or under `watch`
     measure  see Fault
     watch    the live detector, if there is one
@@ -211,7 +211,7 @@ def bug(
 
         _FAULTS[name] = Fault(
             name=name,
-            switch=wrong if at is None else functools.partial(replaced, at, wrong),
+            switch=functools.partial(replaced, at, wrong),
             detect=detect,
             measure=measure,
             watch=watch,

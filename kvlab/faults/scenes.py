@@ -188,9 +188,7 @@ def forks(model: Decoder) -> torch.Tensor:
     parent = decoder.sequence(_ids(model, 0, 7))
     decoder.prefill(parent)
     child = decoder.manager.fork(parent, "fork")
-    return torch.stack(
-        _go_on(decoder, (parent, _ids(model, 7, 10)), (child, _ids(model, 30, 33)))
-    )
+    return torch.stack(_go_on(decoder, (parent, _ids(model, 7, 10)), (child, _ids(model, 30, 33))))
 
 
 def small_blocks(model: Decoder) -> torch.Tensor:
@@ -385,7 +383,7 @@ wrong_share_undrafted = partial(wrong_share, proposer=None)
 def budget_ratio() -> float:
     """Most tokens in one step over the budget."""
     engine, _ = crowded(keep_trace=True)
-    return max(step["used"] / step["budget"] for step in engine.trace)
+    return max(step["used"] / step["budget"] for step in engine.trace or [])
 
 
 def false_hits() -> float:

@@ -22,34 +22,8 @@ import kvlab.sampling as sampling_module
 from kvlab import block_tables, prefix_cache
 from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
-from kvlab.faults.detectors import at_most, watch_copies, watch_pool, watch_slots, watch_steps
+from kvlab.faults import detectors, scenes
 from kvlab.faults.registry import Place, bug
-from kvlab.faults.scenes import (
-    Case,
-    budget_ratio,
-    case_of,
-    false_hits,
-    foreign_block_error,
-    foreign_hit_tokens,
-    forks,
-    fused_case,
-    hit_rate_of_a_lonely_request,
-    huge_scores_case,
-    kernel_error,
-    kl_of,
-    later_ones_first,
-    repeated,
-    reused_block,
-    run_engine,
-    sharer_outlives_owner,
-    slots_overwritten,
-    small_blocks,
-    steps_at_the_head,
-    twins,
-    wrapped_offset,
-    wrong_share,
-    wrong_share_undrafted,
-)
 from kvlab.kernels import walk
 from kvlab.paged_cache import PagedKVCache
 from kvlab.prefix import PrefixStats
@@ -60,33 +34,31 @@ from kvlab.scheduler_stats import SchedulerStats
 # --- paged blocks: who holds one, who may write into it, who may find it again ----------------
 
 
-def paged_bug(at: Place, scene: Callable, watch: Callable = watch_pool) -> Callable:
+def paged_bug(at: Place, scene: Callable, watch: Callable = detectors.watch_pool) -> Callable:
     """A fault whose scene plays on a tiny model to detect it, on the checkpoint to measure it."""
-    return bug(at=at, run=repeated(scene), measure=kl_of(scene), watch=watch)
+    return bug(at=at, run=scenes.repeated(scene), measure=scenes.kl_of(scene), watch=watch)
 
 
 def figure_bug(at: Place, figure: Callable[[], float], says: str, limit: float = 0) -> Callable:
     """A fault that one figure both detects and measures."""
-    return bug(at=at, run=at_most(limit, figure, says), measure=figure)
+    return bug(at=at, run=detectors.at_most(limit, figure, says), measure=figure)
 
 
 @figure_bug(
-    (PagedKVCache, "write"),
-    slots_overwritten,
+    (PagedKVCache, "check_slots"),
+    scenes.slots_overwritten,
     "{:.0f} slot(s) changed that no row of the batch was meant for",
 )
-def negative_slot_taken_as_index(original, cache, layer, key, value, slot_mapping):
-    if isinstance(slot_mapping, list):
-        slot_mapping = [range(cache.num_slots)[slot] for slot in slot_mapping]
-    original(cache, layer, key, value, slot_mapping)
+def negative_slot_taken_as_index(original, cache, slot_mapping):
+    return original(cache, torch.as_tensor(slot_mapping) % cache.num_slots)
 
 
-@paged_bug((BlockPool, "ref"), sharer_outlives_owner)
+@paged_bug((BlockPool, "ref"), scenes.sharer_outlives_owner)
 def sharers_not_counted(original, pool, block_ids):
     original(pool, [i for i in block_ids if pool.blocks[i].ref_count == 0])
 
 
-@paged_bug((BlockManager, "start"), twins)
+@paged_bug((BlockManager, "start"), scenes.twins)
 def published_before_computed(original, manager, request, num_new_tokens, *hit):
     copies = original(manager, request, num_new_tokens, *hit)
     computed = request.num_computed_tokens
@@ -95,12 +67,12 @@ def published_before_computed(original, manager, request, num_new_tokens, *hit):
     return copies
 
 
-@paged_bug((BlockPool, "_drop_prefix"), reused_block)
+@paged_bug((BlockPool, "_drop_prefix"), scenes.reused_block)
 def prefix_map_not_cleaned(original, pool, block_id):
     pass
 
 
-@paged_bug((BlockManager, "grow"), forks)
+@paged_bug((BlockManager, "grow"), scenes.forks)
 def copy_on_write_skipped(original, manager, request, num_new_tokens):
     for shared, fresh in original(manager, request, num_new_tokens):
         manager.pool.ref([shared])
@@ -109,20 +81,20 @@ def copy_on_write_skipped(original, manager, request, num_new_tokens):
     return []
 
 
-@paged_bug((PagedKVCache, "copy_block"), forks, watch_copies)
+@paged_bug((PagedKVCache, "copy_block"), scenes.forks, detectors.watch_copies)
 def block_copy_keys_only(original, cache, src, dst):
     for layer in range(cache.spec.num_layers):
         cache.key_cache(layer)[dst] = cache.key_cache(layer)[src]
 
 
-@paged_bug((block_tables, "slot_of"), small_blocks, watch_slots)
+@paged_bug((block_tables, "slot_of"), scenes.small_blocks, detectors.watch_slots)
 def block_size_hard_coded(original, block_table, block_size, position):
     return original(block_table, 16, position)
 
 
 @figure_bug(
     (prefix_cache, "extra_keys"),
-    foreign_hit_tokens,
+    scenes.foreign_hit_tokens,
     "{:.0f} tokens of adapter 'X' are handed to a request with salt 'X'",
 )
 def extra_keys_untagged(original, *arguments, **options):
@@ -131,7 +103,7 @@ def extra_keys_untagged(original, *arguments, **options):
 
 @figure_bug(
     (PrefixStats, "record"),
-    hit_rate_of_a_lonely_request,
+    scenes.hit_rate_of_a_lonely_request,
     "hit rate {:.2f} although no two requests share anything",
 )
 def rereads_counted_as_hits(original, stats, queried, hit, *, resumed):
@@ -141,15 +113,17 @@ def rereads_counted_as_hits(original, stats, queried, hit, *, resumed):
 # --- the decode kernel: offsets, masks, strides, precision and the merge ----------------------
 
 
-def kernel_bug(step: str, make: Callable[[], Case], advice: str) -> Callable:
+def kernel_bug(step: str, make: Callable[[], scenes.Case], advice: str) -> Callable:
     """A fault of one step of the kernel, seen in how far one case's output is off."""
     says = "the output differs from float64 by {:.3g}, expected under 1e-4. "
-    return figure_bug((walk, step), functools.partial(kernel_error, make), says + advice, 1e-4)
+    return figure_bug(
+        (walk, step), functools.partial(scenes.kernel_error, make), says + advice, 1e-4
+    )
 
 
 @figure_bug(
     (walk, "kv_offset"),
-    wrapped_offset,
+    scenes.wrapped_offset,
     "block 65,536 of 32,768 elements starts at 2,147,483,648; the offset came out otherwise. "
     "Widen block ids to 64 bits before the product, not after it.",
 )
@@ -157,7 +131,7 @@ def offset_in_32_bits(original, block_id, slot, head, strides):
     return original(block_id.int(), slot.int(), head, strides)
 
 
-@kernel_bug("merge", lambda: case_of(5, 0, 3), "Guard the merge of parts that saw no key.")
+@kernel_bug("merge", lambda: scenes.case_of(5, 0, 3), "Guard the merge of parts that saw no key.")
 def empty_part_not_a_number(original, outs, lses):
     weights = torch.exp(lses - lses.max(dim=0).values)
     total = weights.sum(dim=0)
@@ -165,13 +139,15 @@ def empty_part_not_a_number(original, outs, lses):
 
 
 @kernel_bug(
-    "load_rows", lambda: case_of(13, unwritten=math.nan), "Load nothing for a masked position."
+    "load_rows",
+    lambda: scenes.case_of(13, unwritten=math.nan),
+    "Load nothing for a masked position.",
 )
 def unwritten_slots_loaded(original, cache, offsets, visible):
     return original(cache, offsets, torch.ones_like(visible))
 
 
-@kernel_bug("fold_tile", huge_scores_case, "Keep scores in fp32.")
+@kernel_bug("fold_tile", scenes.huge_scores_case, "Keep scores in fp32.")
 def scores_in_fp16(original, top, total, acc, q, k, v, visible, scale):
     q, k = q.half(), k.half()
     scores = (q @ k.T).float()  # stored as fp16: anything above 65,504 is infinite
@@ -179,20 +155,20 @@ def scores_in_fp16(original, top, total, acc, q, k, v, visible, scale):
     return original(top, total, acc, q_like, k_like, v, visible, scale)
 
 
-@kernel_bug("strides_of", fused_case, "Take strides from the tensors.")
+@kernel_bug("strides_of", scenes.fused_case, "Take strides from the tensors.")
 def strides_assumed(original, cache):
     _, block_size, heads, dim = cache.shape
     return block_size * heads * dim, heads * dim, dim
 
 
-@kernel_bug("merge", lambda: case_of(30), "Weigh parts by exp(lse).")
+@kernel_bug("merge", lambda: scenes.case_of(30), "Weigh parts by exp(lse).")
 def parts_averaged(original, outs, lses):
     return outs.mean(dim=0), torch.logsumexp(lses, 0)
 
 
 @figure_bug(
     (walk, "check_block_tables"),
-    foreign_block_error,
+    scenes.foreign_block_error,
     "a block id past the pool's 4 blocks was followed (the output moved by {:.3g}). Check ids "
     "against both ends, when a table is read as well as when it is written.",
 )
@@ -205,10 +181,10 @@ def block_id_upper_bound_unchecked(original, tables, seq_lens, num_blocks, *rest
 
 def step_bug(at: Place, measure: Callable[[], float]) -> Callable:
     """A fault that the rules around every engine step detect, in one crowded run."""
-    return bug(at=at, run=run_engine, measure=measure, watch=watch_steps)
+    return bug(at=at, run=scenes.run_engine, measure=measure, watch=detectors.watch_steps)
 
 
-@step_bug((engine_module, "build_batch"), wrong_share_undrafted)
+@step_bug((engine_module, "build_batch"), scenes.wrong_share_undrafted)
 def sampled_token_counted_as_computed(original, schedule, *arguments):
     """The sampled token counts as computed: every decode row is one position too far."""
     batch = original(schedule, *arguments)
@@ -220,47 +196,47 @@ def sampled_token_counted_as_computed(original, schedule, *arguments):
     return replace(batch, positions=positions)
 
 
-@step_bug((batch_module, "context_lengths"), wrong_share_undrafted)
+@step_bug((batch_module, "context_lengths"), scenes.wrong_share_undrafted)
 def context_is_query_length(original, num_computed, num_scheduled):
     return list(num_scheduled)
 
 
-@step_bug((StepPlan, "serve"), wrong_share_undrafted)
+@step_bug((StepPlan, "serve"), scenes.wrong_share_undrafted)
 def half_a_prompt_is_sampled(original, plan, *arguments, **named):
     original(plan, *arguments, **named)
     plan.scheduled[-1] = replace(plan.scheduled[-1], samples=True)
 
 
-@step_bug((Scheduler, "_preempt"), wrong_share_undrafted)
+@step_bug((Scheduler, "_preempt"), scenes.wrong_share_undrafted)
 def preemption_loses_outputs(original, scheduler, victim, plan):
     original(scheduler, victim, plan)
     victim.cut(victim.num_prompt_tokens)
 
 
-@step_bug((Scheduler, "_preempt"), later_ones_first)
+@step_bug((Scheduler, "_preempt"), scenes.later_ones_first)
 def preempted_goes_to_the_end(original, scheduler, victim, plan):
     victim.order = 1 + max(request.order for request in scheduler.requests.values())
     original(scheduler, victim, plan)
 
 
-@step_bug((StepPlan, "serve"), budget_ratio)
+@step_bug((StepPlan, "serve"), scenes.budget_ratio)
 def budget_not_spent(original, plan, *arguments, **named):
     budget = plan.budget
     original(plan, *arguments, **named)
     plan.budget = budget
 
 
-@step_bug((sampling_module, "accept"), wrong_share)
+@step_bug((sampling_module, "accept"), scenes.wrong_share)
 def wrong_drafts_kept(original, drafts, sampled):
     return list(sampled)
 
 
-@step_bug((SchedulerStats, "record_hit"), false_hits)
+@step_bug((SchedulerStats, "record_hit"), scenes.false_hits)
 def own_blocks_counted_as_hits(original, stats, request, num_tokens):
     request.num_hit_tokens += num_tokens
     stats.num_cached_tokens += num_tokens
 
 
-@step_bug((Scheduler, "_is_strict_behind"), steps_at_the_head)
+@step_bug((Scheduler, "_is_strict_behind"), scenes.steps_at_the_head)
 def head_is_passed_for_ever(original, scheduler, head):
     return scheduler.config.head_of_line == "strict"
