@@ -3,8 +3,8 @@
 Each function is the wrong one, under the name of its fault. `at` is where it answers while the
 fault is on; data/faults.toml says what a user sees of it, and what the right answer is.
 
-The kernel's faults stand in kernels/walk.py, the kernel's steps in torch, so that they can be
-seen on any machine; tests hold the walk equal to the Triton kernel.
+The kernel's faults stand in its steps written in torch, so that they can be seen on any machine;
+tests hold those steps equal to the Triton kernel.
 """
 
 from __future__ import annotations
