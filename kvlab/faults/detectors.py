@@ -466,13 +466,13 @@ def watch_steps() -> AbstractContextManager[None]:
         if found := seen.setdefault(scheduler, Seen()).findings(scheduler):
             detected("; ".join(found))
 
-    def schedule(original, scheduler):
-        made = original(scheduler)
+    def schedule(original, scheduler, *rest):
+        made = original(scheduler, *rest)
         look([], scheduler, check_schedule, scheduler, made)
         return made
 
-    def update(original, scheduler, made, sampled):
-        kept = original(scheduler, made, sampled)
+    def update(original, scheduler, made, *rest):
+        kept = original(scheduler, made, *rest)
         look(result_findings(scheduler, made, kept), scheduler, check_state, scheduler)
         return kept
 

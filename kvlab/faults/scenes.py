@@ -24,6 +24,7 @@ from kvlab.blocks import BlockPool, OutOfBlocks
 from kvlab.cache import ContiguousKVCache
 from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
+from kvlab.engine_outputs import StepResult
 from kvlab.errors import KvlabError
 from kvlab.faults.detectors import detected
 from kvlab.faults.drift import (
@@ -78,7 +79,7 @@ def run_rollbacks(steps: int = 8) -> None:
         ("truncate_to", 0, 0), ("drop_last", 5, 0), ("drop_last", 0, 3), ("drop_last", 2, 1),
     ):  # fmt: skip
         kv_cache = ContiguousKVCache(tiny_model().spec, 1, 8)
-        kv_cache.advance(3)
+        run_tiny(steps=0, prompt_len=3, kv_cache=kv_cache)
         getattr(kv_cache, action)(given)
         if kv_cache.length != right:
             detected(f"{action}({given}) on 3 tokens left {kv_cache.length}, expected {right}")
@@ -324,8 +325,8 @@ def foreign_block_error() -> float:
 PROMPTS = tuple(tuple((7 * i + 3 * j) % 50 for j in range(6 + 3 * i)) for i in range(7))
 
 
-def crowded(steps: int = 8, **options) -> tuple[Engine, list[list[int]]]:
-    """Run the prompts on the tiny model in a pool that is too small for all: engine, outputs.
+def crowded(steps: int = 8, **options) -> tuple[list[StepResult], Engine]:
+    """Run the prompts on the tiny model in a pool that is too small for all; step by step.
 
     steps   outputs per request are about this many, so a long watch is a long run
     """
@@ -336,8 +337,21 @@ def crowded(steps: int = 8, **options) -> tuple[Engine, list[list[int]]]:
         "max_num_batched_tokens": 16,
         "proposer": NgramProposer(),
     } | options
-    engine = Engine(tiny_model(), **settings)
-    return engine, [result.token_ids for result in engine.generate(PROMPTS, outputs)]
+    engine, results = Engine(tiny_model(), **settings), []
+    for prompt in PROMPTS:
+        engine.add_request(prompt, max_new_tokens=outputs)
+    while engine.has_requests:
+        results.append(engine.step())
+    return results, engine
+
+
+def delivered(**options) -> dict[str, list[int]]:
+    """The tokens of each request of the crowded run, as the steps handed them out."""
+    tokens: dict[str, list[int]] = {}
+    for result in crowded(**options)[0]:
+        for request_id, fresh in result.new_tokens.items():
+            tokens.setdefault(request_id, []).extend(fresh)
+    return tokens
 
 
 def run_engine(steps: int = 8) -> None:
@@ -368,12 +382,12 @@ def steps_at_the_head() -> float:
 def wrong_share(**options) -> float:
     """Share of requests whose greedy outputs differ from running alone."""
     with suspended():
-        _, right = crowded(proposer=None, num_blocks=200)
+        right = delivered(proposer=None, num_blocks=200)
     try:
-        _, got = crowded(**options)
+        got = delivered(**options)
     except Exception:  # a fault may also end in an error: nothing right came out
         return 1.0
-    return sum(a != b for a, b in zip(got, right)) / len(right)
+    return sum(got[request_id] != tokens for request_id, tokens in right.items()) / len(right)
 
 
 #: The same without drafts.
@@ -382,13 +396,13 @@ wrong_share_undrafted = partial(wrong_share, proposer=None)
 
 def budget_ratio() -> float:
     """Most tokens in one step over the budget."""
-    engine, _ = crowded(keep_trace=True)
-    return max(step["used"] / step["budget"] for step in engine.trace or [])
+    made = [result.schedule for result in crowded()[0]]
+    return max(each.num_scheduled_tokens / each.budget for each in made)
 
 
 def false_hits() -> float:
     """Tokens reported as prefix hits although no two prompts share a block."""
-    engine, _ = crowded(proposer=None)
+    _, engine = crowded(proposer=None)
     return float(engine.scheduler.stats.num_cached_tokens)
 
 

@@ -215,7 +215,8 @@ def preemption_loses_outputs(original, scheduler, victim, plan):
 
 @step_bug((Scheduler, "_preempt"), scenes.later_ones_first)
 def preempted_goes_to_the_end(original, scheduler, victim, plan):
-    victim.order = 1 + max(request.order for request in scheduler.requests.values())
+    last = max(scheduler.requests.values(), key=scheduler.place_in_line)
+    victim.arrival, victim.order = last.arrival, last.order + 1
     original(scheduler, victim, plan)
 
 
@@ -233,8 +234,9 @@ def wrong_drafts_kept(original, drafts, sampled):
 
 @step_bug((SchedulerStats, "record_hit"), scenes.false_hits)
 def own_blocks_counted_as_hits(original, stats, request, num_tokens):
-    request.num_hit_tokens += num_tokens
-    stats.num_cached_tokens += num_tokens
+    preemptions, request.num_preemptions = request.num_preemptions, 0
+    original(stats, request, num_tokens)
+    request.num_preemptions = preemptions
 
 
 @step_bug((Scheduler, "_is_strict_behind"), scenes.steps_at_the_head)
