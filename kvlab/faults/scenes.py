@@ -37,7 +37,7 @@ from kvlab.faults.drift import (
 )
 from kvlab.faults.registry import suspended
 from kvlab.generate_paged import PagedDecoder
-from kvlab.kernels import walk
+from kvlab.kernels import walk as kernel_steps
 from kvlab.kernels.reference import paged_decode_reference
 from kvlab.model import Decoder
 from kvlab.padding import padded_generate
@@ -290,9 +290,10 @@ def huge_scores_case() -> Case:
 
 
 def kernel_error(make: Callable[[], Case]) -> float:
-    """Largest difference of the walk from float64; infinity where it is not a number."""
+    """Largest difference of the kernel's steps from float64; infinity where it is not a number."""
     case = make()
-    wrong = (walk.paged_decode_walk(*case)[0] - paged_decode_reference(*case)[0]).abs().max().item()
+    out, right = kernel_steps.paged_decode_walk(*case)[0], paged_decode_reference(*case)[0]
+    wrong = (out - right).abs().max().item()
     return wrong if math.isfinite(wrong) else math.inf
 
 
@@ -302,7 +303,7 @@ def wrapped_offset() -> float:
     The blocks are Llama-3-8B's with K and V packed: 16 tokens, 2, 8 heads, 128.
     """
     block, elements = torch.tensor([65_536]), 16 * 2 * 8 * 128
-    offset = walk.kv_offset(block, torch.zeros_like(block), 0, (elements, 2048, 128))
+    offset = kernel_steps.kv_offset(block, torch.zeros_like(block), 0, (elements, 2048, 128))
     return abs(int(offset) / (65_536 * elements) - 1)
 
 
@@ -311,7 +312,7 @@ def foreign_block_error() -> float:
     query, keys, values, tables, lens = case_of(16)
     right, _ = paged_decode_reference(query, keys, values, tables, lens)
     try:
-        out, _ = walk.paged_decode_walk(
+        out, _ = kernel_steps.paged_decode_walk(
             query, keys[:4], values[:4], tables.where(tables != 3, 5), lens
         )
     except KvlabError:

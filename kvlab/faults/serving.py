@@ -24,7 +24,7 @@ from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.faults import detectors, scenes
 from kvlab.faults.registry import Place, bug
-from kvlab.kernels import walk
+from kvlab.kernels import walk as kernel_steps
 from kvlab.paged_cache import PagedKVCache
 from kvlab.prefix import PrefixStats
 from kvlab.schedule import StepPlan
@@ -117,12 +117,12 @@ def kernel_bug(step: str, make: Callable[[], scenes.Case], advice: str) -> Calla
     """A fault of one step of the kernel, seen in how far one case's output is off."""
     says = "the output differs from float64 by {:.3g}, expected under 1e-4. "
     return figure_bug(
-        (walk, step), functools.partial(scenes.kernel_error, make), says + advice, 1e-4
+        (kernel_steps, step), functools.partial(scenes.kernel_error, make), says + advice, 1e-4
     )
 
 
 @figure_bug(
-    (walk, "kv_offset"),
+    (kernel_steps, "kv_offset"),
     scenes.wrapped_offset,
     "block 65,536 of 32,768 elements starts at 2,147,483,648; the offset came out otherwise. "
     "Widen block ids to 64 bits before the product, not after it.",
@@ -167,7 +167,7 @@ def parts_averaged(original, outs, lses):
 
 
 @figure_bug(
-    (walk, "check_block_tables"),
+    (kernel_steps, "check_block_tables"),
     scenes.foreign_block_error,
     "a block id past the pool's 4 blocks was followed (the output moved by {:.3g}). Check ids "
     "against both ends, when a table is read as well as when it is written.",
