@@ -34,7 +34,7 @@ from kvlab.rope import RopeTable, apply_rope
 from kvlab.specs import DATA_DIR, RopeSpec
 
 #: What the drift laboratory reads. About 500 tokens.
-TEXT = (DATA_DIR / "drift_text.txt").read_text("utf-8").rstrip("\n")
+TEXT = (DATA_DIR / "drift_text.md").read_text("utf-8").rstrip("\n")
 
 
 @cache
