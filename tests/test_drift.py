@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from kvlab import faults
-from kvlab.faults.drift import TEXT, cached_logits, checkpoint, drift, text_ids, tiny_model
-from kvlab.faults.shift import shifted_drift, shifted_logits
+from kvlab.faults.drift import (
+    TEXT,
+    cached_logits,
+    checkpoint,
+    drift,
+    shifted_drift,
+    shifted_logits,
+    text_ids,
+)
+from kvlab.faults.scenes import tiny_model
 from kvlab.rope import rope_inv_freq
 from kvlab.specs import RopeSpec
 from kvlab.widgets.drift import DriftCurves, read_record
@@ -55,7 +63,7 @@ def test_record_says_where_it_comes_from():
 
 @pytest.mark.real
 def test_drift_refuses_more_text_than_there_is():
-    with pytest.raises(ValueError, match="tokens"):
+    with pytest.raises(faults.FaultError, match="tokens"):
         drift(prompt_len=len(text_ids()), num_steps=8)
 
 
