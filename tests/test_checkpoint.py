@@ -129,7 +129,7 @@ def test_disk_full_while_writing(works, model, cache, monkeypatch, number):
         raise OSError(number, "No room")
 
     monkeypatch.setattr(download, "convert_gguf", full)
-    with pytest.raises(CheckpointError, match="The disk is full.*KVLAB_CACHE.*Nothing was kept"):
+    with pytest.raises(CheckpointError, match=r"The disk is full.*KVLAB_CACHE.*Nothing was kept"):
         download.fetch_pinned(model, cache)
     assert left(cache) == []
 
@@ -144,7 +144,7 @@ def test_too_little_room_is_said_before_anything_is_downloaded(works, model, cac
 def test_a_cache_that_cannot_be_written(works, model, tmp_path):
     file = tmp_path / "file"
     file.write_text("in the way")
-    with pytest.raises(CheckpointError, match="could not be written.*KVLAB_CACHE"):
+    with pytest.raises(CheckpointError, match=r"could not be written.*KVLAB_CACHE"):
         download.fetch_pinned(model, file / "cache")
 
 
