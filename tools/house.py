@@ -107,16 +107,28 @@ class House:
                 for names in LISTED.findall(text) for name in names.split(", ")]
 
     def drawn(self) -> list[tuple[str, list[str]]]:
-        """Each core file in reading order, with the core files it imports.
+        """Each box of the drawing in reading order, with the boxes that it imports.
 
-        An import is left out where the file reaches the other through a third one as well.
+        A box is a core file, or a folder that core files import from, as far as they load it. An
+        import is left out where the box reaches the other through a third one as well.
         """
-        order = [name for name in self.listed() if name in self.core]
+        loaded = self.loaded(*self.core)
+        boxes: dict[str, set[str]] = {}
+        for name in loaded:
+            others = {other.split(".")[0] for other in self.imports[name]}
+            boxes.setdefault(name.split(".")[0], set()).update(others - {name.split(".")[0]})
+
+        def reached(box: str, found: set[str]) -> set[str]:
+            for other in boxes[box] - found:
+                found.add(other)
+                reached(other, found)
+            return found
+
+        order = dict.fromkeys(name.split(".")[0] for name in self.listed() if name in loaded)
         rows = []
-        for name in order:
-            direct = self.imports[name] & self.core
-            far = {far for near in direct for far in self.loaded(near) - {near}}
-            rows.append((name, [other for other in order if other in direct - far]))
+        for box in order:
+            far = {far for near in boxes[box] for far in reached(near, set()) - {near}}
+            rows.append((box, [other for other in order if other in boxes[box] - far]))
         return rows
 
     def only_standard_library(self, name: str) -> bool:
@@ -126,13 +138,14 @@ class House:
 
 
 def drawing(house: House) -> str:
-    """The core as a Mermaid graph: a line a file, numbered in reading order, its imports first."""
+    """The core as a Mermaid graph: a line a box, numbered in reading order, its imports first."""
     lines = ["```mermaid", "flowchart TD"]
     for number, (name, imports) in enumerate(house.drawn(), 1):
-        box = f'{name}["{number} {name}"]' if house.only_standard_library(name) else \
-            f'{name}("{number} {name}"):::torch'
+        title = name if name in house.core else f"{name}/"
+        plain = name in house.core and house.only_standard_library(name)
+        box = f'{name}["{number} {title}"]' if plain else f'{name}(["{number} {title}"])'
         lines.append("    " + " --> ".join([*([" & ".join(imports)] if imports else []), box]))
-    return "\n".join([*lines, "    classDef torch stroke-width:3px", "```"])
+    return "\n".join([*lines, "```"])
 
 
 def with_drawing(text: str, drawn: str) -> str:
