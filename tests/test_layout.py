@@ -178,7 +178,7 @@ def test_a_step_is_followed_in_few_files():
 
 def test_a_step_with_the_kernel_is_followed_in_few_files_more():
     pytest.importorskip("triton")
-    from kvlab.kernels.backends import KernelPagedAttention
+    from kvlab.kernels.choose import KernelPagedAttention
 
     files = files_of_a_step(attention=KernelPagedAttention)
     kernels = {name for name in files if name.startswith("kernels/")}
@@ -281,12 +281,18 @@ def named_in_strings(house: House, path: Path) -> Iterator[tuple[str, bool]]:
     """(module, whether a function of it is named) of each string in a file that names a module.
 
     That is how a page asks for a function, and how one program starts another. Docstrings and the
-    texts of a sentence do not count: a name is the whole string, or follows "import" or "from".
+    texts of a sentence do not count: a name is the whole string, or follows "import" or "from". A
+    folder's __init__ that loads files of its own by name, import_module(f"{__name__}.{name}"),
+    names them without the folder.
     """
     tree = parsed(path)
     told = {id(node) for node in docstrings(tree)}
+    by_name = "import_module(f'{__name__}." in ast.unparse(tree)
+    folder = ".".join(path.relative_to(house.package).parts[:-1])
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            if by_name and f"{folder}.{node.value}" in house.modules:
+                yield f"{folder}.{node.value}", False
             for match in NAMED.finditer(node.value):
                 before = node.value[: match.start()].rstrip()
                 if match[0] == node.value or before.endswith(("import", "from", "-m")):
@@ -568,10 +574,13 @@ def test_a_lonely_file_and_an_unreached_one_are_found(house_of, tmp_path):
         "sheet/part.py": "",    # used by kv alone: lonely
         "sheet/text.py": "",    # used by far and, as a program, by its name
         "sheet/work.py": "RUN = ['-m', 'kvlab.sheet.text']",  # nobody starts it
+        "book/__init__.py": "import importlib\nNAMES = ['one']\n"
+                            "M = [importlib.import_module(f'{__name__}.{n}') for n in NAMES]",
+        "book/one.py": "",      # loaded by its name
         "errors.py": "",        # one user, in another wing
     })
     assert lonely(house, [chapter]) == ["sheet.part is used by sheet.kv alone"]
-    assert unreached(house, [chapter]) == {"sheet.work"}
+    assert unreached(house, [chapter]) == {"sheet.work", "book"}
 
 
 def test_what_a_page_asks_for_is_found_by_its_name(house_of):
