@@ -79,8 +79,9 @@ def state_is_put_back() -> Iterator[None]:
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch else 0
     yield
-    for name in set(os.environ) - set(environment) - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
+    for name in set(os.environ) - set(environment):
+        if name.startswith("KVLAB_"):  # others may be of a library that was just imported
+            del os.environ[name]
     os.environ.update(environment)
     os.chdir(folder)
     if torch and torch.get_num_threads() != threads:
