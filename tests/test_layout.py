@@ -502,8 +502,9 @@ def house_of(tmp_path: Path) -> Callable[[dict[str, str]], House]:
 LIST = """'''Read it in this order:
 
     specs.py, costs.py    the nouns
-    kernels/launch.py
+    kernels/launch
     engine.py             the step
+    engine = Engine()
 
 Beside it:
 

@@ -4,8 +4,9 @@
     python tools/house.py --check  says whether the drawing there is the one that would be made
 
 The core are the files at the top of kvlab/. The docstring of kvlab/__init__.py lists them in
-reading order, one indented line a file (`NAME.py    what it holds`); what `import kvlab.engine`
-loads comes first, and engine.py ends that part of the list. `tests/test_layout.py` holds both.
+reading order, in indented lines: `NAME.py    what it holds`, or several names with commas. What
+`import kvlab.engine` loads comes first, and engine.py ends that part of the list.
+`tests/test_layout.py` holds both.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- the core: `python tools/house.py` draws this -->", "<!-- end of the core -->"
-#: Listed files: indented names with commas between, alone or before two spaces and what they hold.
-LISTED = re.compile(r"^ {2,}([a-z_][\w/]*\.py(?:, [a-z_][\w/]*\.py)*)(?: {2,}\S.*)?$", re.MULTILINE)
+#: Names with commas between, indented, alone or before two spaces and what they hold.
+LISTED = re.compile(r"^ {2,}([a-z_][\w/.]*(?:, [a-z_][\w/.]*)*)(?: {2,}\S.*)?$", re.MULTILINE)
 
 
 @cache
@@ -103,8 +104,13 @@ class House:
     def listed(self) -> list[str]:
         """The files that the package's docstring names, in reading order."""
         text = ast.get_docstring(parsed(self.modules[""]), clean=False) or ""
-        return [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-                for names in LISTED.findall(text) for name in names.split(", ")]
+        found = []
+        for names in LISTED.findall(text):
+            for name in names.split(", "):
+                module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                if name.endswith(".py") or module in self.modules:
+                    found.append(module)
+        return found
 
     def drawn(self) -> list[tuple[str, list[str]]]:
         """Each box of the drawing in reading order, with the boxes that it imports.
