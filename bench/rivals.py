@@ -12,9 +12,8 @@ from transformers import LlamaForCausalLM
 from bench import llamacpp
 from kvlab.attention import CachedAttention
 from kvlab.cache import ContiguousKVCache
-from kvlab.checkpoint import Checkpoint
+from kvlab.checkpoint import Checkpoint, cache_argument, cache_of, load_with
 from kvlab.generate import cached_generate
-from kvlab.hf import cache_argument, cache_of, load_with
 
 Generate = Callable[[Sequence[int], int], list[int]]
 

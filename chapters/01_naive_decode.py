@@ -382,7 +382,7 @@ for name in ("causal_mask_missing", "logits_row_before_last"):
 # *last* forward compute and throw away?
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here
 check("1.1", answer)

@@ -508,7 +508,7 @@ show(
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from kvlab.hf import cache_of, layer_key, load_with
+from kvlab.checkpoint import cache_of, layer_key, load_with
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -662,7 +662,7 @@ for name in ("top_left_mask", "unwritten_rows_read", "stale_rollback"):
 # **2.1** How many bytes does one token take in the cache of SmolLM2-135M, in float32?
 
 # %%
-from kvlab.exercises import check, status
+from kvlab.notebook.exercises import check, status
 
 answer = None  # your answer here
 check("2.1", answer)

@@ -235,7 +235,7 @@ table(rows, "The formula and the tensors of kvlab's cache, in bytes")
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlab.configs import read_config
-from kvlab.hf import cache_of
+from kvlab.checkpoint import cache_of
 
 toy = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
        "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
@@ -562,7 +562,7 @@ table(rows, f"Sequences in a pool of {units.binary_bytes(pool)}",
 # many bytes does one token keep in bf16?
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here
 check("3.1", answer)

@@ -271,7 +271,7 @@ for position_of in (off_by_one, restart, shift_all):
 # guess.
 
 # %%
-from kvlab.faults.shift import shifted_drift
+from kvlab.faults.drift import shifted_drift
 from kvlab.widgets.predict import Predict
 
 near, far = (shifted_drift(offset, num_steps=32) for offset in (1, 64))
@@ -345,7 +345,7 @@ say(
 
 # %%
 from kvlab.faults.drift import cached_logits, text_ids
-from kvlab.faults.shift import shifted_logits
+from kvlab.faults.drift import shifted_logits
 
 ids = text_ids()[:60]
 with fault("decode_position_off_by_one"):
@@ -768,7 +768,7 @@ table(rows, "Faults of positions and rotation", text=True)
 # does the token have that the last one feeds?
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here
 check("4.1", answer)

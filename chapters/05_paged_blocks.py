@@ -715,7 +715,7 @@ table([{"fault": name, "KL, nats": value} for name, value in harm.items()],
 # pool are K and V of position 37?
 
 # %%
-from kvlab.exercises import check, status
+from kvlab.notebook.exercises import check, status
 
 answer = None  # your answer here
 check("5.1", answer)
@@ -769,7 +769,7 @@ check("5.3", blocks_needed)
 # the pool.)
 
 # %%
-from kvlab.exercises.ch05_sharing import SHARING_OPTIONS
+from kvlab.notebook.exercises.ch05 import SHARING_OPTIONS
 
 print(*SHARING_OPTIONS, sep="\n")
 answer = None  # your answer here, a set of names

@@ -473,7 +473,7 @@ for threshold in (0, 8):
 # tokens per second at batch 16, against batch 1, on your machine?
 
 # %%
-from kvlab.exercises import outcome, predict
+from kvlab.notebook.exercises import outcome, predict
 
 predict("batch 16 / batch 1, tokens per second", 8)
 
@@ -616,7 +616,7 @@ table(
 # are all computed? (`hint("7.1")` gives a push.)
 
 # %%
-from kvlab.exercises import check, hint
+from kvlab.notebook.exercises import check, hint
 
 share = None  # your answer here
 check("7.1", share)

@@ -639,7 +639,7 @@ table(
 # are possible at most? (The card's row stands in the table of roofs; P as above.)
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here, a number
 check("8.1", answer)

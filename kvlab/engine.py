@@ -14,14 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from kvlab.backends import choose_backend
 from kvlab.batch import Batch, build_batch
 from kvlab.blocks import BlockPool
 from kvlab.errors import RequestError
+from kvlab.kernels import choose_backend
 from kvlab.model import Decoder
 from kvlab.paged import PagedAttention, PagedKVCache, table_rows
 from kvlab.request import Request, check_vocabulary, token_row
@@ -33,28 +34,22 @@ OnToken = Callable[[str, int], None]  # (request_id, token_id), as soon as it is
 
 
 class RequestOutput:
-    """What a request has got so far: a view of its Request, which fills while the engine steps."""
+    """What a request has got so far: a view of its Request, which fills while the engine steps.
+
+    Everything but token_ids is the request's own: output.finish_reason, output.num_preemptions,
+    output.arrival and the rest, see kvlab.request.Request.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
 
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.request.prompt_token_ids
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.request, name)
 
     @property
     def token_ids(self) -> list[int]:
         """Outputs so far, without the prompt."""
         return self.request.output_token_ids
-
-    @property
-    def finish_reason(self) -> str | None:
-        """None while it runs; "stop", "length" or "abort"."""
-        return self.request.finish_reason
 
     @property
     def finished(self) -> bool:
@@ -170,7 +165,7 @@ class Engine:
             attention = choose_backend(str(model.device), attention).attention
         self.proposer = proposer
         is_one = not isinstance(eos_token_id, Collection) or getattr(eos_token_id, "ndim", 1) == 0
-        stops = [eos_token_id] if is_one else eos_token_id
+        stops = [eos_token_id] if is_one else list(eos_token_id)
         self.stop_token_ids = [] if eos_token_id is None else self._tokens(stops, "eos_token_id:")
         limit = context_limit(model, settings.get("max_model_len"))
         config = SchedulerConfig(**{**settings, "max_model_len": limit})

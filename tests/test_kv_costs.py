@@ -10,9 +10,9 @@ from transformers.cache_utils import StaticCache
 
 from kvlab import costs, kv_costs, units
 from kvlab.cache import ContiguousKVCache
+from kvlab.checkpoint import cache_argument, cache_of
 from kvlab.configs import model_names, preset, read_config
 from kvlab.errors import KvlabError
-from kvlab.hf import cache_argument, cache_of
 from kvlab.kv_costs import KvCostError
 from kvlab.kv_formats import FORMATS, KvFormatError, storage_format
 from kvlab.paged import PagedKVCache

@@ -150,7 +150,7 @@ def test_att_08_a_sliding_model_decodes_as_it_prefills():
 @pytest.mark.parametrize("positions", [[[0]], [[0, 1]], [0, 1, 2, 3]], ids=str)
 def test_pos_03_one_position_is_not_stretched_over_several_tokens(positions):
     model = Decoder.random(tiny_spec())
-    with pytest.raises(AssertionError, match="tokens, .* positions"):
+    with pytest.raises(AssertionError, match=r"tokens, .* positions"):
         model.forward(
             torch.tensor([[3, 1, 4]]), torch.tensor(positions), UncachedAttention(model.spec)
         )

@@ -9,7 +9,7 @@ from small_models import tiny_spec
 from kvlab.attention import UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.errors import RequestError
-from kvlab.faults.checks import watch_positions
+from kvlab.faults.detectors import watch_positions
 from kvlab.generate import PaddedAttention, cached_generate, left_pad, padded_generate
 from kvlab.model import Decoder
 from kvlab.rope import next_positions, padded_positions

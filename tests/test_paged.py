@@ -297,7 +297,7 @@ def test_page_05_rows_past_the_mapping_are_ignored(slots):
 def test_a_slot_past_the_pool_is_refused_and_nothing_is_written(layout):
     spec = tiny_spec()
     cache = PagedKVCache(spec, 4, 4, layout=layout)
-    with pytest.raises(CacheError, match="up to slot 16; .*below 16"):
+    with pytest.raises(CacheError, match=r"up to slot 16; .*below 16"):
         cache.write(0, filled(3, spec), filled(3, spec), [2, 16, 5])
     assert cache.key_cache(0).count_nonzero() == 0
 
@@ -394,7 +394,7 @@ def test_page_07_entries_past_the_length_are_never_read():
 
 
 def test_a_batch_that_does_not_add_up_is_refused():
-    with pytest.raises(AttentionError, match="window 0"):
+    with pytest.raises(AttentionError, match=r"window .*=0"):
         one_query([1], 2, window=0)
     cache = PagedKVCache(tiny_spec(num_layers=1), 4, 4)
     pools = (cache.key_cache(0), cache.value_cache(0))
@@ -597,7 +597,7 @@ def test_att_07_no_forward_passes_the_context_length():
     seq = decoder.request(range(8))
     decoder.prefill(seq)
     seq.append(1)
-    with pytest.raises(RequestError, match="expected 1 to 0.*positions end at 8"):
+    with pytest.raises(RequestError, match=r"expected 1 to 0.*positions end at 8"):
         decoder.forward([(seq, 1)])
 
 

@@ -9,12 +9,15 @@
     bench          python -m kvlab.kernels.bench: timed on the GPU that is
 
 Neither torch nor triton is imported here: Triton reads TRITON_INTERPRET when it is first
-imported, so whoever wants its interpreter must be able to set that before.
+imported, so whoever wants its interpreter must be able to set that before. choose_backend loads
+the rest when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 from kvlab.errors import KvlabError
 
@@ -27,3 +30,8 @@ def refuse(problems: Iterable[str]) -> None:
     """Raise KernelError with the first problem, if there is one. A generator stops there."""
     for problem in problems:
         raise KernelError(problem)
+
+
+def choose_backend(device: str | None = None, prefer: str | None = None) -> Any:
+    """The attention that decodes on a device, with the reason: kvlab.kernels.choose.Backend."""
+    return import_module("kvlab.kernels.choose").choose_backend(device, prefer)

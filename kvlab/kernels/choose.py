@@ -21,8 +21,7 @@ from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
 from kvlab.kernels.paged_decode import check_block_tables, paged_decode
 from kvlab.kernels.splits import SUPPORTED_FROM
-from kvlab.paged_attention import PagedAttention, paged_attention
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedAttention, PagedKVCache, paged_attention
 from kvlab.specs import ModelSpec
 
 #: Largest difference from float64 that fp16 rounding explains, with values drawn from N(0, 1).
@@ -116,8 +115,8 @@ def try_small_case(device: torch.device, dtype: torch.dtype) -> str | None:
     """None if the kernel, launched on a small case, agrees with float64; else what went wrong."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(3, 6, 40, generator=generator).to(device, dtype)
-    keys, values = torch.randn(2, 12, 5, 2, 40, generator=generator).to(device, dtype)
-    tables = torch.randperm(12, generator=generator).view(3, 4).int().to(device)
+    keys, values = torch.randn(2, 13, 5, 2, 40, generator=generator).to(device, dtype)
+    tables = (torch.randperm(12, generator=generator) + 1).view(3, 4).int().to(device)
     lens = torch.tensor([17, 0, 3], dtype=torch.int32, device=device)
     try:
         exact = query.double(), keys.double(), values.double()

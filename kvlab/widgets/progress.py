@@ -6,7 +6,7 @@ import inspect
 
 import traitlets
 
-from kvlab import exercises
+from kvlab.notebook import exercises
 from kvlab.widgets.base import LabWidget, Twin
 
 

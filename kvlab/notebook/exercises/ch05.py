@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from kvlab.blocks import BlockPool, blocks_for
+from kvlab.blocks import BlockPool, PrefixKey, blocks_for, slot_of
 from kvlab.notebook.exercises import choice, function, number, value
 from kvlab.paging import paged_waste
-from kvlab.prefix import PrefixKey
-from kvlab.slots import slot_of
 
 _TABLE, _BLOCK, _POSITION = [7, 3, 12], 16, 37
 _SLOT = slot_of(_TABLE, _BLOCK, _POSITION)

@@ -6,9 +6,8 @@ from itertools import product
 from typing import Any
 
 from kvlab.batch import context_lengths, cumulative, request_indices, token_positions
-from kvlab.drafts import computed_after
 from kvlab.notebook.exercises import function, value
-from kvlab.schedule import clamp_new_tokens, num_new_tokens
+from kvlab.scheduler import clamp_new_tokens, computed_after, num_new_tokens
 
 
 def _share(num_tokens, num_drafts, num_computed, threshold, budget, chunked):

@@ -8,9 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvlab.kernels.lesson import decode_with, merge_with
-from kvlab.kernels.reference import merge, paged_decode_reference
-from kvlab.kernels.walk import fold_tile
+from kvlab.kernels.reference import (
+    decode_with,
+    fold_tile,
+    merge,
+    merge_with,
+    paged_decode_reference,
+)
 from kvlab.notebook.exercises import function
 
 # 2.3: stored is [h_kv, max_len, d_h], new [t, h_kv, d_h]; a case is (length, t).
