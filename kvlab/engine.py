@@ -87,7 +87,7 @@ class ModelRunner:
     requests. Only attention knows who is who: through query_start_loc, seq_lens and block tables.
 
     num_blocks   blocks of the pool, the null block included
-    attention    which paged attention to run; by default what kvlab.kernels chooses here
+    attention    which paged attention to run
     """
 
     def __init__(
@@ -95,10 +95,9 @@ class ModelRunner:
         model: Decoder,
         num_blocks: int,
         block_size: int,
-        attention: type[PagedAttention] | None = None,
+        attention: type[PagedAttention] = PagedAttention,
     ) -> None:
-        self.model = model
-        self.attention = attention or choose_backend(str(model.device)).attention
+        self.model, self.attention = model, attention
         self.cache = PagedKVCache(model.spec, num_blocks, block_size, model.dtype, model.device)
 
     def run(self, batch: Batch) -> torch.Tensor:
@@ -161,17 +160,18 @@ class Engine:
                 f"proposer={proposer!r}; expected an object with propose(token_ids, limit), such "
                 f"as kvlab.sampling.NgramProposer(), or None"
             )
-        if isinstance(attention, str):
-            attention = choose_backend(str(model.device), attention).attention
         self.proposer = proposer
-        is_one = not isinstance(eos_token_id, Collection) or getattr(eos_token_id, "ndim", 1) == 0
-        stops = [eos_token_id] if is_one else list(eos_token_id)
-        self.stop_token_ids = [] if eos_token_id is None else self._tokens(stops, "eos_token_id:")
+        stops = [] if eos_token_id is None else eos_token_id
+        is_row = isinstance(stops, Collection) and getattr(stops, "ndim", 1) > 0
+        row = list(stops) if is_row else [stops]  # type: ignore[arg-type]
+        self.stop_token_ids = self._tokens(row, "eos_token_id:")
         limit = context_limit(model, settings.get("max_model_len"))
         config = SchedulerConfig(**{**settings, "max_model_len": limit})
         manager = tables(BlockPool(num_blocks, block_size), prefix_caching=prefix_caching)
         self.scheduler = scheduler(manager, config)
-        self.runner = ModelRunner(model, num_blocks, block_size, attention)
+        if attention is None or isinstance(attention, str):
+            attention = choose_backend(str(model.device), attention).attention
+        self.runner = ModelRunner(model, num_blocks, block_size, attention)  # type: ignore[arg-type]
         self.sampler = Sampler()
         self._num_named = 0
 

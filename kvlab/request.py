@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from kvlab.blocks import PrefixKey
 from kvlab.errors import RequestError, whole
@@ -102,7 +103,7 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     priority: float = 0
     arrival: float = 0.0
-    sampling: object = None
+    sampling: Any = None
     tags: tuple[tuple, ...] = ()
     prompt_logprobs: bool = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvlab.blocks import NULL_BLOCK, BlockPool
 from kvlab.integrity import check_tables
-from kvlab.notebook.policies import TokenRule
+from kvlab.notebook.policies import FULL_HIT
 from kvlab.request import Request
 from kvlab.tables import BlockManager
 
@@ -71,10 +71,6 @@ def snapshot(manager: BlockManager) -> tuple:
         },
         vars(manager.stats).copy(),
     )
-
-
-#: What happens to a prompt that is cached to its last token, by name.
-FULL_HIT = {"block": BlockManager, "token": TokenRule}
 
 
 def make(

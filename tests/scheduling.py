@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from block_model import FULL_HIT
-
 from kvlab.batch import build_batch
 from kvlab.blocks import BlockPool
 from kvlab.integrity import check_schedule, check_scheduler
-from kvlab.notebook.policies import scheduler_for
+from kvlab.notebook.policies import FULL_HIT, scheduler_for
 from kvlab.request import Request
 from kvlab.sampling import accept
 from kvlab.scheduler import Schedule, Scheduler, SchedulerConfig

@@ -8,7 +8,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from block_model import FULL_HIT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import assert_empty
@@ -20,7 +19,7 @@ from kvlab.errors import RequestError
 from kvlab.generate import cached_generate
 from kvlab.integrity import check_scheduler
 from kvlab.model import Decoder
-from kvlab.notebook.policies import scheduler_for
+from kvlab.notebook.policies import FULL_HIT, scheduler_for
 from kvlab.paged import table_rows
 from kvlab.sampling import NgramProposer, SamplingParams
 

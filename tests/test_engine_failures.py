@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_model import FULL_HIT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import assert_empty
@@ -21,7 +20,7 @@ from kvlab.engine import Engine
 from kvlab.errors import RequestError
 from kvlab.integrity import check_scheduler
 from kvlab.model import Decoder
-from kvlab.notebook.policies import TokenRule
+from kvlab.notebook.policies import FULL_HIT, TokenRule
 from kvlab.paged import PagedAttention
 from kvlab.sampling import NgramProposer, SamplingParams
 

@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from block_model import FULL_HIT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import tiny_spec
@@ -18,6 +17,7 @@ from kvlab.errors import AttentionError, BlockError, CacheError, OutOfBlocks, Re
 from kvlab.generate import PagedDecoder, cached_generate, naive_generate, paged_generate
 from kvlab.integrity import check_tables
 from kvlab.model import Decoder
+from kvlab.notebook.policies import FULL_HIT
 from kvlab.paged import LAYOUTS, PagedKVCache, paged_attention
 from kvlab.request import Request
 

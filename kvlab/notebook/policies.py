@@ -62,7 +62,10 @@ class PassHeadFullLength(PassHead, FullLength):
     """Both at once."""
 
 
-#: (admission, head_of_line) -> the scheduler, by the names that widgets and workloads use.
+#: Each policy by the name that widgets and workloads use.
+EVICTION: dict[str, type[BlockPool]] = {"lru": BlockPool, "head_first": HeadFirst}
+FULL_HIT: dict[str, type[BlockManager]] = {"block": BlockManager, "token": TokenRule}
+#: (admission, head_of_line) -> the scheduler.
 SCHEDULERS: dict[tuple[str, str], type[Scheduler]] = {
     ("first_chunk", "strict"): Scheduler,
     ("first_chunk", "skip"): PassHead,
