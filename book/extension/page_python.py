@@ -1,8 +1,9 @@
-"""The files that Python in the page needs: what answers.py can reach, and the facts in data/.
+"""The files that Python in the page needs: what its questions can reach, and the facts in data/.
 
 The list is not written down anywhere: it is every kvlab module that the functions of
-`kvlab.answers.FUNCTIONS` import, found by reading imports. A module on it that imports anything
-but the standard library and kvlab is an error here, before it could be one in a reader's browser.
+`kvlab.notebook.page_questions.FUNCTIONS` import, found by reading imports. A module on it that
+imports anything but the standard library and kvlab is an error here, before it could be one in a
+reader's browser.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ import json
 import sys
 from pathlib import Path
 
-from kvlab.answers import FUNCTIONS
-from kvlab.errors import KvlabError
+import kvlab
+from kvlab.notebook import NotebookError
+from kvlab.notebook.page_questions import FUNCTIONS
 from kvlab.specs import DATA_DIR
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(kvlab.__file__).resolve().parent
 #: Facts above this size (measurements, mostly) stay out of the page.
 MAX_DATA_BYTES = 100_000
 
 
-class NotStandardLibrary(KvlabError):
-    """A module that must run in the page imports something that is not there."""
-
-
 def page_modules() -> list[str]:
     """Names of the kvlab modules that Python in the page needs, sorted."""
-    todo = ["kvlab", "kvlab.answers", *(place.split(":")[0] for place in FUNCTIONS.values())]
-    # kvlab.exercises loads a chapter by its number when the chapter is first asked for.
-    todo += [f"kvlab.exercises.{p.stem}" for p in PACKAGE.glob("exercises/ch[0-9][0-9].py")]
+    asked = {name: place.split(":")[0] for name, place in FUNCTIONS.items()}
+    todo = ["kvlab.notebook.page_questions", *asked.values()]
+    # A chapter's exercises are loaded by their number when one of them is first asked for.
+    chapters = _path(asked["exercise"]).parent.glob("ch[0-9][0-9].py")
+    todo += [f"{asked['exercise']}.{path.stem}" for path in chapters]
     seen: set[str] = set()
     while todo:
         name = todo.pop()
@@ -81,7 +81,7 @@ def _imports(name: str) -> list[str]:
             if top == "kvlab":
                 found.append(imported)
             elif top not in sys.stdlib_module_names:
-                raise NotStandardLibrary(
+                raise NotebookError(
                     f"{name} imports {imported}, but it answers questions inside the page, where "
                     "only the standard library exists: move that import to another module"
                 )

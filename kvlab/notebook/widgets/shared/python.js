@@ -7,9 +7,9 @@ const listening = new WeakSet();
 const onPage = () => Boolean(globalThis.kvlabPage);
 
 /**
- * Ask Python one question of kvlab.answers.FUNCTIONS. Resolves to the answer; rejects with an
- * Error whose name and message are those of the Python exception. On the rendered page the first
- * question starts Python in the browser (some megabytes, from the page's own folder): ask after
+ * Ask Python one question of kvlab.notebook.page_questions.FUNCTIONS. Resolves to the answer; rejects
+ * with an Error whose name and message are those of the Python exception. On the rendered page the
+ * first question starts Python in the browser (some megabytes, from the page's own folder): ask after
  * the reader has pressed startButton.
  */
 async function ask(model, name, args = {}) {

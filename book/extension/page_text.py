@@ -1,4 +1,4 @@
-"""The computed parts of the pages in book/, as Markdown. sphinxext.py fills them in.
+"""The computed parts of the pages in book/, as Markdown. The extension fills them in.
 
 Each function here is named by a substitution (`{{ models_table }}`), so that no page holds a
 typed number. Text that comes from docstrings is shown as it is written, not read as Markdown.
@@ -10,33 +10,65 @@ import ast
 import re
 from pathlib import Path
 
-from kvlab import faults, formulas, modelstext, units
+import kvlab
+from book.extension import models_table as models
+from kvlab import faults, units
 from kvlab.configs import model_names, preset
 from kvlab.faults.guide import field_guide_markdown
+from kvlab.notebook import formulas
 from kvlab.reports import cost_report
 
-PACKAGE = Path(__file__).resolve().parent
-#: Files that belong to the book's build or to the command line.
-NOT_API = ("__main__.py", "sphinxext.py", "booktext.py")
+PACKAGE = Path(kvlab.__file__).resolve().parent
+#: What a symbol stands for, in the words of the notation page.
+MEANINGS = {
+    "num_layers": "layers",
+    "hidden_size": "width of the hidden state",
+    "num_heads": "query heads",
+    "num_kv_heads": "KV heads: what the cache holds",
+    "head_dim": "width of one head",
+    "intermediate_size": "width of the MLP",
+    "vocab_size": "vocabulary",
+    "tie_word_embeddings": "1 if the output head is the input embedding, else 0",
+    "num_parameters": "parameters a token passes through, see below",
+    "bytes_per_element": "bytes of one cached or stored number",
+    "prompt": "tokens of the prompt",
+    "decode": "decode forwards after prefill",
+    "context": "context of a step, the token being fed included",
+}
 
 
 def formula_sheet() -> str:
-    """Every formula of costs.py."""
-    return formulas.sheet_markdown()
+    """Every formula of costs.py: per section a list of name, meaning and formula."""
+    parts = []
+    for title, section in formulas.SECTIONS.items():
+        parts.append(f"## {title}\n")
+        for f in section:
+            parts.append(f"**`{f.name}`**  \n{f.description}\n\n$$\n{f.latex()}\n$$\n")
+    return "\n".join(parts)
 
 
 def symbols_table() -> str:
-    """The letters of the formulas."""
-    return formulas.symbols_markdown(preset("llama-3-8b"), preset("smollm2-135m"))
+    """The letters of the formulas: symbol, Python name, meaning, and its value in two models."""
+    specs = [preset("llama-3-8b"), preset("smollm2-135m")]
+    lines = [
+        "| symbol | in code | meaning |" + "".join(f" {spec.name} |" for spec in specs),
+        "|---|---|---|" + "---:|" * len(specs),
+    ]
+    for name, meaning in MEANINGS.items():
+        letter = formulas.SYMBOLS[name]
+        values = (getattr(spec, name, "") for spec in specs)
+        cells = "".join(f" {int(v):,} |" if v != "" else " |" for v in values)
+        latex = formulas.LATEX.get(letter, letter)
+        lines.append(f"| ${latex}$ | `{name}` | {meaning} |{cells}")
+    return "\n".join(lines)
 
 
 def other_letters() -> str:
     """The letters of the formulas that the table leaves out, with their names in code."""
-    table = symbols_table()
     return ", ".join(
         f"${letter}$ `{name}`"
         for name, letter in formulas.SYMBOLS.items()
-        if f"`{name}`" not in table
+        if name not in MEANINGS
     )
 
 
@@ -64,7 +96,7 @@ def running_example() -> dict[str, str]:
 
 def models_table() -> str:
     """Every preset: what its layers keep, and what a context costs."""
-    return modelstext.models_html()
+    return models.models_html()
 
 
 def field_guide() -> str:
@@ -74,7 +106,7 @@ def field_guide() -> str:
 
 def api() -> str:
     """Each module of kvlab with its public functions and classes, read from the source text."""
-    paths = sorted(path for path in PACKAGE.rglob("*.py") if path.name not in NOT_API)
+    paths = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
     return "\n\n".join(part for part in map(_module, paths) if part)
 
 

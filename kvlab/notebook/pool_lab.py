@@ -8,15 +8,15 @@ answered from its operations alone, so nothing is remembered between two of them
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from collections.abc import Request as Seq
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from kvlab.block_tables import BlockManager
 from kvlab.blocks import NULL_BLOCK, BlockPool
 from kvlab.errors import KvlabError
-from kvlab.paging.breaks import break_pool
-from kvlab.request import Request
-from kvlab.tables import BlockManager
+from kvlab.notebook import NotebookError, require
+from kvlab.sequence import Sequence
 
 MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_OPERATIONS, MAX_TOKENS = 48, 16, 80, 64
 
@@ -59,10 +59,6 @@ TOUR: tuple[dict, ...] = (
 )
 
 
-class LabError(KvlabError):
-    """A question that the laboratory cannot take as it stands."""
-
-
 def pool_trace(
     operations: Seq[Mapping] | None = None,
     *,
@@ -81,16 +77,18 @@ def pool_trace(
 
     A refused operation is a state too: it changes nothing, and its text is the error's.
     """
-    if not 1 <= num_blocks <= MAX_BLOCKS or not 1 <= block_size <= MAX_BLOCK_SIZE:
-        raise LabError(
-            f"{num_blocks} blocks of {block_size}: this laboratory takes 1 to {MAX_BLOCKS} blocks "
-            f"of 1 to {MAX_BLOCK_SIZE} tokens"
-        )
+    require(
+        1 <= num_blocks <= MAX_BLOCKS and 1 <= block_size <= MAX_BLOCK_SIZE,
+        f"{num_blocks} blocks of {block_size}: this laboratory takes 1 to {MAX_BLOCKS} blocks "
+        f"of 1 to {MAX_BLOCK_SIZE} tokens",
+    )
     lab = PoolLab(num_blocks, block_size, prefix_caching, eviction, full_hit)
     chooser = random.Random(seed) if seed is not None else None
     wanted = list(operations or [])
-    if len(wanted) > MAX_OPERATIONS or length > MAX_OPERATIONS:
-        raise LabError(f"too many operations: at most {MAX_OPERATIONS}, start a new pool")
+    require(
+        max(len(wanted), length) <= MAX_OPERATIONS,
+        f"too many operations: at most {MAX_OPERATIONS}, start a new pool",
+    )
     states, done = [lab.state("An empty pool. Every block but the null block is free.")], []
     for i in range(length if chooser else len(wanted)):
         operation = lab.random_operation(chooser) if chooser else dict(wanted[i])
@@ -99,8 +97,78 @@ def pool_trace(
     return {"operations": done, "states": states}
 
 
+# -- ways to break a pool by hand, so that check_integrity() can be heard -----------------------
+# Each is a bug that some engine has had, done directly to the data: no function of kvlab would.
+
+Break = Callable[[BlockManager, int], str]
+
+
+def _held(manager: BlockManager) -> list[int]:
+    return [b.block_id for b in manager.pool.blocks[1:] if b.ref_count > 0]
+
+
+def _pick(choices: list, number: int, what: str):
+    require(choices, f"there is {what} to break; do something else first")
+    return choices[number % len(choices)]
+
+
+def _lose(manager: BlockManager, number: int) -> str:
+    block_id = _pick(list(manager.pool.free_list), number, "no free block")
+    del manager.pool.free_list[block_id]
+    return f"Block {block_id} is taken off the free list and given to nobody."
+
+
+def _free_in_use(manager: BlockManager, number: int) -> str:
+    block_id = _pick(_held(manager), number, "no block in use")
+    manager.pool.free_list[block_id] = None
+    manager.pool.free_list.move_to_end(block_id, last=False)
+    return f"Block {block_id} goes to the front of the free list while it is still in a table."
+
+
+def _miscount(manager: BlockManager, number: int) -> str:
+    block_id = _pick(_held(manager), number, "no block in use")
+    manager.pool.blocks[block_id].ref_count += 1
+    return f"Block {block_id} counts one holder too many: it can never be freed."
+
+
+def _wrong_entry(manager: BlockManager, number: int) -> str:
+    holders = [seq for seq in manager.sequences.values() if seq.block_table]
+    seq = _pick(holders, number, "no block table")
+    seq.block_table[-1] = manager.pool.num_blocks
+    return f"The last table entry of {seq.request_id} names a block past the pool."
+
+
+def _stale_hash(manager: BlockManager, number: int) -> str:
+    block_hash = _pick(list(manager.pool.cached), number, "no published block")
+    block_id = manager.pool.cached[block_hash]
+    manager.pool.blocks[block_id].prefix = None
+    return f"Block {block_id} loses its hash, but the map still leads to it."
+
+
+def _swap_entries(manager: BlockManager, number: int) -> str:
+    holders = [seq for seq in manager.sequences.values() if len(seq.block_table) > 1]
+    seq = _pick(holders, number, "no table of two blocks")
+    table = seq.block_table
+    table[0], table[1] = table[1], table[0]
+    return f"The first two table entries of {seq.request_id} change places."
+
+
+#: name -> (what a menu says, what is done)
+BREAKS: dict[str, tuple[str, Break]] = {
+    "free_in_use": ("free a block that is in use", _free_in_use),
+    "miscount": ("count one holder too many", _miscount),
+    "lose": ("lose a free block", _lose),
+    "wrong_entry": ("a table entry past the pool", _wrong_entry),
+    "swap_entries": ("swap two table entries", _swap_entries),
+    "stale_hash": ("leave a stale hash in the map", _stale_hash),
+}
+
+
+# -- the laboratory -----------------------------------------------------------------------------
+
+
 @dataclass(eq=False)
-class Sentence(Request):
+class Sentence(Sequence):
     """A sequence whose tokens can be read."""
 
     words: list[str] = field(init=False, default_factory=list)
@@ -120,20 +188,21 @@ class PoolLab:
     def run(self, operation: Mapping) -> dict:
         """Do one operation; errors become the state's text, and findings speak for themselves."""
         kind = str(operation.get("op"))
-        action = getattr(self, f"_{kind}", None)
-        if kind not in OPERATIONS or action is None:
-            raise LabError(f"operation {kind!r}: choose one of {', '.join(OPERATIONS)}")
+        require(
+            kind in OPERATIONS, f"operation {kind!r}: choose one of {', '.join(OPERATIONS)}"
+        )
         arguments = {key: value for key, value in operation.items() if key != "op"}
         try:
             before = self.manager.pool.num_evictions
-            text, copies = action(**arguments)
+            text, copies = getattr(self, f"_{kind}")(**arguments)
             evicted = self.manager.pool.num_evictions - before
             text += f" Evicted from the cache: {evicted} block(s)." if evicted else ""
             return self.state(text, copies)
         except KvlabError as error:
             return self.state(f"Refused. {type(error).__name__}: {error}", refused=True)
         except TypeError as error:
-            raise LabError(f"operation {kind!r} does not take {arguments}: {error}") from None
+            problem = f"operation {kind!r} does not take {arguments}: {error}"
+            raise NotebookError(problem) from None
         except (IndexError, KeyError) as error:  # only a pool that was broken by hand gets here
             return self.state(f"The broken pool failed: {error!r}", refused=True)
 
@@ -155,13 +224,16 @@ class PoolLab:
     # -- operations: each returns (text, block copies) -----------------------------------
 
     def _seq(self, name: str) -> Sentence:
-        if name not in self.live:
-            raise LabError(f"no sequence {name!r} is here; there are {sorted(self.live)}")
+        require(
+            name in self.live, f"no sequence {name!r} is here; there are {sorted(self.live)}"
+        )
         return self.live[name]
 
     def _arrive(self, text: str = "story", length: int = 8) -> tuple[str, list]:
-        if text not in TEXTS or not 1 <= length <= len(TEXTS[text]):
-            raise LabError(f"text {text!r} with {length} words: texts have up to 14 words")
+        require(
+            text in TEXTS and 1 <= length <= len(TEXTS[text]),
+            f"text {text!r} with {length} words: texts have up to 14 words",
+        )
         words = TEXTS[text][:length]
         base = 100 * list(TEXTS).index(text)
         seq = Sentence(next(self.names), [base + i for i in range(length)])
@@ -176,8 +248,10 @@ class PoolLab:
 
     def _append(self, name: str) -> tuple[str, list]:
         seq = self._seq(name)
-        if seq.num_tokens >= MAX_TOKENS:
-            raise LabError(f"{name} has {MAX_TOKENS} tokens, the most that fit this picture")
+        require(
+            seq.num_tokens < MAX_TOKENS,
+            f"{name} has {MAX_TOKENS} tokens, the most that fit this picture",
+        )
         held = len(seq.block_table)
         copies = self.manager.grow(seq, 1)  # room first: a refused token is not appended
         seq.append(10_000 + 100 * sum(map(ord, name)) + seq.num_tokens)
@@ -216,7 +290,9 @@ class PoolLab:
         return f"{name} is preempted and leaves: all its blocks go back at once.", []
 
     def _break(self, what: str, number: int = 1) -> tuple[str, list]:
-        return break_pool(self.manager, what, number), []
+        ways = ", ".join(BREAKS)
+        require(what in BREAKS, f"{what!r} is no way to break a pool; there are {ways}")
+        return BREAKS[what][1](self.manager, number), []
 
     # -- the picture ----------------------------------------------------------------------
 

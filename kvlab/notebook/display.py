@@ -15,9 +15,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from IPython.display import HTML, Markdown, display
 
-from kvlab.errors import KvlabError
+from kvlab.notebook import require
 
 PLOTLY = "application/vnd.plotly.v1+json"
+#: How "lines", "markers" and "steps" are drawn by a Scatter; "bars" are bars.
+MODES = {"lines": "lines+markers", "markers": "markers", "steps": "lines"}
 #: The same thing has the same colour everywhere (the first seven are Okabe and Ito's);
 #: widgets/shared.css agrees.
 COLOURS = {
@@ -42,10 +44,6 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 #: A grey that can be read on white and on black; the rendered page puts its own ink there.
 INK = "#767E86"
 GRID = "rgba(128, 136, 144, 0.35)"
-
-
-class FigureError(KvlabError):
-    """What was handed to figure() cannot be drawn."""
 
 
 def say(*paragraphs: str) -> None:
@@ -84,7 +82,7 @@ def figure(
     from_zero: bool = False,
     colours: Mapping[str, str] | None = None,
     height: int = 380,
-) -> go.Figure | None:
+) -> None:
     """Show a figure and, folded below it, its numbers as a table.
 
     series   name -> (x values, y values), drawn in order
@@ -93,8 +91,10 @@ def figure(
     from_zero  the y axis starts at 0, so that heights compare
     colours  name of a series -> a key of COLOURS or a colour; the others take the next free one
     """
-    if not alt:
-        raise FigureError("a figure needs alt=: one sentence that says what it shows")
+    require(alt, "a figure needs alt=: one sentence that says what it shows")
+    require(
+        kind in (*MODES, "bars"), f'kind={kind!r}; expected "lines", "markers", "bars" or "steps"'
+    )
     drawing = go.Figure(layout=_layout(x, y, title, alt, height, log_x, log_y))
     for number, (name, (xs, ys)) in enumerate(series.items()):
         given = (colours or {}).get(name, CYCLE[number % len(CYCLE)])
@@ -103,37 +103,21 @@ def figure(
         drawing.update_layout(barmode="group")
     if from_zero:
         drawing.update_yaxes(rangemode="tozero")
-    show_figure(drawing)
-    display(HTML(_numbers(series, x, title)))
-    return None
-
-
-def show_figure(drawing: go.Figure) -> None:
-    """Show a hand-made plotly figure; its layout must carry meta={"alt": ...}.
-
-    Colab wants plotly's own HTML; everything else gets the figure's data, and its words where
-    figures cannot be drawn.
-    """
-    if not (drawing.layout.meta or {}).get("alt"):
-        raise FigureError('give the figure layout.meta = {"alt": "one sentence"} first')
-    if "google.colab" in sys.modules:
+    if "google.colab" in sys.modules:  # Colab wants plotly's own HTML
         drawing.show()
-        return
-    content = {PLOTLY: json.loads(drawing.to_json()), "text/plain": drawing.layout.meta["alt"]}
-    display(content, raw=True)
+    else:
+        display({PLOTLY: json.loads(drawing.to_json()), "text/plain": alt}, raw=True)
+    display(HTML(_numbers(series, x, title)))
 
 
 def _trace(kind: str, name: str, xs: list, ys: list, number: int, colour: str):
     if kind == "bars":
         return go.Bar(name=name, x=xs, y=ys, marker={"color": colour})
-    modes = {"lines": "lines+markers", "markers": "markers", "steps": "lines"}
-    if kind not in modes:
-        raise FigureError(f'kind={kind!r}; expected "lines", "markers", "bars" or "steps"')
     return go.Scatter(
         name=name,
         x=xs,
         y=ys,
-        mode=modes[kind],
+        mode=MODES[kind],
         line={
             "color": colour,
             "width": 2.5,

@@ -6,7 +6,6 @@ were measured in turns, round after round, and by the median of those rounds (`i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
@@ -14,26 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kvlab.specs import DATA_DIR, HardwareSpec
-
-__all__ = [
-    "Counted",
-    "count_flops",
-    "count_operators",
-    "describe_machine",
-    "in_turns",
-    "matrix_flops_per_second",
-    "measured_hardware",
-    "median_ratio",
-    "medians",
-    "recorded",
-    "streamed_bytes_per_second",
-]
-
+from kvlab.specs import HardwareSpec
 
 # --- counting ---------------------------------------------------------------------------------
 
@@ -46,15 +31,11 @@ class Counted:
     by_operator: dict[str, int]
 
 
-def _mv(matrix_shape, vector_shape, *args, out_shape=None, **kwargs) -> int:
+def _mv(matrix_shape, *args, **kwargs) -> int:
     return 2 * matrix_shape[0] * matrix_shape[1]
 
 
-def _addmv(self_shape, matrix_shape, vector_shape, *args, out_shape=None, **kwargs) -> int:
-    return 2 * matrix_shape[0] * matrix_shape[1]
-
-
-def _attention(query_shape, key_shape, value_shape, *args, out_shape=None, **kwargs) -> int:
+def _attention(query_shape, key_shape, value_shape, *args, **kwargs) -> int:
     batch, heads, num_queries, key_dim = query_shape
     return 2 * batch * heads * num_queries * key_shape[2] * (key_dim + value_shape[3])
 
@@ -63,7 +44,7 @@ def _attention(query_shape, key_shape, value_shape, *args, out_shape=None, **kwa
 #: a CPU. Attention is charged for every pair, the masked ones too, as the counter does elsewhere.
 _MORE = {
     torch.ops.aten.mv: _mv,
-    torch.ops.aten.addmv: _addmv,
+    torch.ops.aten.addmv: lambda added, *shapes, **kwargs: _mv(*shapes),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
 }
 
@@ -108,6 +89,17 @@ def in_turns(
     return samples
 
 
+def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
+    """The median of each list."""
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def median_ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> float:
+    """How many times `fast` is as quick as `slow`: the median over rounds of their ratio."""
+    pairs = zip(samples[slow], samples[fast], strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
 def streamed_bytes_per_second(num_bytes: int = 1 << 28, rounds: int = 5) -> float:
     """Read bandwidth of torch's threads over a buffer that no cache holds (256 MiB)."""
     buffer = torch.ones(num_bytes // 4)
@@ -143,7 +135,7 @@ def _memory_bytes() -> int:
         return 0
 
 
-def describe_machine() -> dict[str, object]:
+def describe_machine() -> dict[str, Any]:
     """What a measurement must be read with: the processor, threads, load, versions."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
@@ -180,25 +172,3 @@ def measured_hardware(
         peak_flops_per_second=peaks,
         source=f"measured with torch {about['torch']}",
     )
-
-
-def recorded(name: str = "cpu") -> dict:
-    """A record of data/measurements, as `python -m bench` wrote it."""
-    return json.loads((DATA_DIR / "measurements" / f"{name}.json").read_text("utf-8"))
-
-
-def recorded_processors() -> dict[str, dict]:
-    """Every bench record by its name: "cpu", and those that stand beside it, such as "cpu-mine"."""
-    names = sorted(path.stem for path in (DATA_DIR / "measurements").glob("cpu*.json"))
-    return {name: recorded(name) for name in names}
-
-
-def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """The median of each list."""
-    return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def median_ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> float:
-    """How many times `fast` is as quick as `slow`: the median over rounds of their ratio."""
-    pairs = zip(samples[slow], samples[fast], strict=True)
-    return statistics.median(a / b for a, b in pairs)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from kvlab.blocks import blocks_for
-from kvlab.errors import BlockError
+from kvlab.notebook import require
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def reserved_waste(num_tokens: Seq[int], max_len: int) -> Waste:
     >>> reserved_waste([100, 300], max_len=1000).wasted_slots
     1600
     """
-    if any(n > max_len for n in num_tokens):
-        raise BlockError(f"a request of {max(num_tokens)} tokens, longer than max_len {max_len}")
+    longest = max(num_tokens, default=0)
+    require(longest <= max_len, f"a request of {longest} tokens, longer than max_len {max_len}")
     return Waste(max_len * len(num_tokens), sum(num_tokens))
 
 

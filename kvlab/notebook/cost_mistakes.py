@@ -42,93 +42,62 @@ def right_answers(spec: ModelSpec) -> dict[str, int]:
     }
 
 
-def _halved_decode(spec: ModelSpec) -> float:
-    attention = costs.attention_flops_cached_step(spec, CONTEXT)
-    return costs.projection_flops(costs.streamed_params(spec), 1) + attention / 2
-
-
-def _no_halving(spec: ModelSpec) -> int:
-    return roofline.masked_forward_flops(spec, CONTEXT, CONTEXT, 1)
-
-
-def _head_everywhere(spec: ModelSpec) -> int:
-    return roofline.forward_flops(spec, CONTEXT, CONTEXT, CONTEXT)
-
-
-def _one_for_multiply_add(spec: ModelSpec) -> float:
-    return right_answers(spec)[STEP] / 2
-
-
-def _embedding_as_product(spec: ModelSpec) -> int:
-    return costs.streamed_params(spec) + costs.embedding_params(spec)
-
-
-def _tied_head_left_out(spec: ModelSpec) -> int:
-    return costs.streamed_params(spec) - costs.embedding_params(spec)
-
-
-def _query_heads(spec: ModelSpec) -> int:
-    return costs.kv_bytes_per_token(spec) * spec.num_heads // spec.num_kv_heads
-
-
-def _keys_only(spec: ModelSpec) -> int:
-    return costs.kv_bytes_per_token(spec) // 2
-
-
 MISTAKES = (
     Mistake(
         "causal half taken off a decode step",
         STEP,
-        _halved_decode,
+        lambda spec: (
+            right_answers(spec)[STEP] - costs.attention_flops_cached_step(spec, CONTEXT) / 2
+        ),
         "the counter",
         "AI-Hypercomputer/maxtext#1972",
     ),
     Mistake(
         "a multiply-add counted once",
         STEP,
-        _one_for_multiply_add,
+        lambda spec: right_answers(spec)[STEP] / 2,
         "the counter",
         "NVIDIA/Megatron-LM#831",
     ),
     Mistake(
         "masked pairs charged to a causal kernel",
         PREFILL,
-        _no_halving,
+        lambda spec: roofline.masked_forward_flops(spec, CONTEXT, CONTEXT, 1),
         "the pairs that the mask keeps",
         "verl-project/verl#4959",
     ),
     Mistake(
         "output head charged at every token of a prefill",
         PREFILL,
-        _head_everywhere,
+        lambda spec: roofline.forward_flops(spec, CONTEXT, CONTEXT, CONTEXT),
         "the counter",
         "pytorch/torchtitan#280",
     ),
     Mistake(
         "embedding lookup counted as a product",
         STREAMED,
-        _embedding_as_product,
+        lambda spec: costs.streamed_params(spec) + costs.embedding_params(spec),
         "the matrices held",
         "pytorch/torchtitan#280",
     ),
     Mistake(
         "tied output head left out",
         STREAMED,
-        _tied_head_left_out,
+        lambda spec: costs.streamed_params(spec) - costs.embedding_params(spec),
         "the matrices held",
         "tenstorrent/tt-metal#50114",
     ),
     Mistake(
         "cache sized by query heads",
         KEPT,
-        _query_heads,
+        lambda spec: costs.kv_bytes_per_token(spec) * spec.num_heads // spec.num_kv_heads,
         "the allocation",
         "vllm-project/vllm#29736",
     ),
     Mistake(
         "K kept, V forgotten",
         KEPT,
-        _keys_only,
+        lambda spec: costs.kv_bytes_per_token(spec) // 2,
         "the allocation",
         "KolosalAI/model-memory-calculator#2",
     ),

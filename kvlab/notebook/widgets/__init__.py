@@ -1,9 +1,16 @@
 """What every widget of the book shares: one base class, `show`, and the text twin.
 
-A widget is one Python file and one JavaScript file of the same name. The Python side holds the
-state (traits) and the text twin; the JavaScript side draws. The module a browser receives is
-composed from the files of shared/, formulas generated from costs.py where the widget asks for
-them, and the widget's own file, so nothing is fetched from anywhere.
+A widget is a Python class and a JavaScript file. The Python side holds the state (traits) and the
+text twin; the JavaScript side draws. The module a browser receives is composed from the files of
+shared/, formulas generated from costs.py where the widget asks for them, and the widget's own file,
+so nothing is fetched from anywhere. The classes, by what they show:
+
+    costs       Recompute, CostTable, Roofline, Shapes: what decoding costs, by generated formulas
+    scenes      Pool, Steps: blocks and engine steps, played over kvlab's own files
+    positions   Rotate, DriftCurves: what a position does to a score, and to the model
+    splits      Splits: how the programs of a launch fill a card
+    sheet       Capacity, Audit: what fits a card, and an engine's log beside it
+    practice    Predict, Progress: the reader's guess, and the exercises
 
 To write one:
 
@@ -34,8 +41,8 @@ import anywidget
 import traitlets
 from IPython.display import HTML, display
 
-from kvlab import answers
-from kvlab.formulas import javascript
+from kvlab.notebook import page_questions
+from kvlab.notebook.formulas import javascript
 
 FOLDER = Path(__file__).resolve().parent
 #: Put before each widget's own file, in this order.
@@ -134,5 +141,6 @@ def _reply(widget: LabWidget, content: object, buffers: object) -> None:
     """Answer one `ask` of the browser's with the same function that Pyodide runs on a page."""
     if not isinstance(content, dict) or content.get("kind") != "kvlab-ask":
         return
-    text = answers.answer_json(str(content.get("function")), json.dumps(content.get("arguments")))
+    function, arguments = str(content.get("function")), json.dumps(content.get("arguments"))
+    text = page_questions.answer_json(function, arguments)
     widget.send({"kind": "kvlab-answer", "id": content.get("id"), "text": text})

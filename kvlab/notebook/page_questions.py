@@ -1,4 +1,4 @@
-"""The questions a widget may ask Python: a closed list of functions, JSON in and JSON out.
+"""The questions a page may ask Python: a closed list of functions, JSON in and JSON out.
 
 In a notebook the kernel answers them; on the rendered page the same files answer inside the
 browser (Pyodide). That is why every module named here imports the standard library and kvlab's
@@ -13,28 +13,20 @@ from __future__ import annotations
 import importlib
 import json
 
-from kvlab.errors import KvlabError
+from kvlab.notebook import require
 
 #: name -> "module:function"
 FUNCTIONS: dict[str, str] = {
-    "echo": "kvlab.answers:echo",
+    "echo": "kvlab.notebook.page_questions:echo",
     "exercise": "kvlab.exercises:ask_exercise",
     "kv": "kvlab.reports.kv:ask_kv",
     "models": "kvlab.reports.kv:ask_models",
     "kv_formats": "kvlab.reports.kv:ask_formats",
     "audit": "kvlab.audit:ask_audit",
     "capacity": "kvlab.reports.capacity:ask_capacity",
-    "pool_trace": "kvlab.paging.lab:pool_trace",
-    "schedule_trace": "kvlab.workload:schedule_trace",
+    "pool_trace": "kvlab.notebook.pool_lab:pool_trace",
+    "schedule_trace": "kvlab.notebook.simulation:schedule_trace",
 }
-
-
-class UnknownFunction(KvlabError):
-    """A widget asked for a function that is not on the list."""
-
-
-class BadArguments(KvlabError):
-    """The arguments of a question are not a JSON object that the function takes."""
 
 
 def echo(**arguments: object) -> dict:
@@ -44,15 +36,16 @@ def echo(**arguments: object) -> dict:
 
 def answer(function: str, arguments: dict) -> object:
     """Call one listed function with keyword arguments and return its answer."""
-    place = FUNCTIONS.get(function)
-    if place is None:
-        raise UnknownFunction(
-            f"{function!r} is not a question this book answers; "
-            f"ask one of {', '.join(sorted(FUNCTIONS))}"
-        )
-    if not isinstance(arguments, dict):
-        raise BadArguments(f"arguments of {function} must be an object, not {arguments!r}")
-    module, name = place.split(":")
+    require(
+        function in FUNCTIONS,
+        f"{function!r} is not a question this book answers; ask one of "
+        f"{', '.join(sorted(FUNCTIONS))}",
+    )
+    require(
+        isinstance(arguments, dict),
+        f"arguments of {function} must be an object, not {arguments!r}",
+    )
+    module, name = FUNCTIONS[function].split(":")
     return getattr(importlib.import_module(module), name)(**arguments)
 
 

@@ -1,28 +1,107 @@
-"""A workload through the real scheduler, blocks and batch, with made-up tokens for a model.
+"""Engine steps without a model: workloads through the real scheduler, and each step as a record.
 
 Nothing here is a second implementation: the decisions are those of kvlab.scheduler, in the page
 (Pyodide) as in a notebook. Only the forward is left out, because who runs when does not depend on
-what the tokens say.
+what the tokens say. An engine that keeps its steps writes the same record, so a picture of the one
+explains the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 
-from kvlab.batch import build_batch
-from kvlab.blocks import BlockPool, is_whole
+from kvlab.batch import Batch, build_batch
+from kvlab.block_tables import BlockManager
+from kvlab.blocks import BlockPool
 from kvlab.errors import KvlabError
+from kvlab.notebook import NotebookError, require
+from kvlab.policy import SchedulerConfig
 from kvlab.request import Request
-from kvlab.scheduler import Scheduler, SchedulerConfig
-from kvlab.tables import BlockManager
-from kvlab.trace import add_outputs, request_record, step_record
+from kvlab.schedule import Schedule, ScheduledRequest
+from kvlab.scheduler import Scheduler
 
 MAX_REQUESTS, MAX_STEPS, MAX_TOKENS = 12, 400, 2000
 
 
-class SimulationError(KvlabError):
-    """A workload that cannot be simulated as it stands."""
+# -- a step and a request as plain values -------------------------------------------------------
+
+
+def _kind(entry: ScheduledRequest) -> str:
+    """prefill, decode, verify (a decode with drafts) or recompute (after a preemption)."""
+    if entry.num_recomputed:
+        return "recompute"
+    if entry.start >= entry.request.num_prompt_tokens:
+        return "verify" if entry.draft_token_ids else "decode"
+    return "prefill"
+
+
+def _share(entry: ScheduledRequest) -> dict:
+    """One request's share. Take it before update(): it reads what is known now."""
+    return {
+        "id": entry.request_id,
+        "kind": _kind(entry),
+        "start": entry.start,
+        "tokens": entry.num_tokens,
+        "seq_len": entry.seq_len,
+        "known": entry.request.num_tokens,
+        "cached": entry.num_cached,
+        "recomputed": entry.num_recomputed,
+        "drafts": len(entry.draft_token_ids),
+        "samples": entry.samples,
+        "limited_by": str(entry.limited_by) if entry.limited_by else None,
+        "blocks": list(entry.block_ids),
+    }
+
+
+def step_record(schedule: Schedule, batch: Batch, scheduler: Scheduler) -> dict:
+    """A step's decisions and its batch as JSON values. Take it before update()."""
+    pool = scheduler.manager.pool
+    return {
+        "step": schedule.step,
+        "mode": str(batch.mode),
+        "budget": schedule.budget,
+        "used": schedule.num_scheduled_tokens,
+        "free_blocks": pool.num_free_blocks,
+        "usable_blocks": pool.num_usable_blocks,
+        "shares": [_share(entry) for entry in schedule.scheduled],
+        "reasons": {name: str(reason) for name, reason in schedule.reasons.items()},
+        "preempted": list(schedule.preempted),
+        "batch": {**asdict(batch), "mode": str(batch.mode)},
+        "outputs": {},
+    }
+
+
+def add_outputs(record: dict, outputs: Mapping[str, Seq[int]]) -> None:
+    """Note what the step sampled, once update() has said what was kept."""
+    record["outputs"] = {name: list(tokens) for name, tokens in outputs.items() if tokens}
+
+
+def request_record(request: Request) -> dict:
+    """A request's story in numbers: steps are engine steps, tokens are counts."""
+    return {
+        "id": request.request_id,
+        "prompt": request.num_prompt_tokens,
+        "outputs": request.num_output_tokens,
+        "status": str(request.status),
+        "finish_reason": request.finish_reason,
+        "added_step": request.added_step,
+        "first_step": request.first_step,
+        "finish_step": request.finish_step,
+        "hit_tokens": request.num_hit_tokens,
+        "preemptions": request.num_preemptions,
+        "dropped_tokens": request.num_dropped_tokens,
+        "recomputed_tokens": request.num_recomputed_tokens,
+        "resumed_tokens": request.num_resumed_tokens,
+        "draft_tokens": request.num_draft_tokens,
+        "accepted_tokens": request.num_accepted_tokens,
+        "head_delay": request.head_delay,
+        "skips": request.num_skips,
+    }
+
+
+# -- workloads ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,7 +127,7 @@ class Arrival:
 
 
 def simulate(
-    arrivals: Sequence[Arrival],
+    arrivals: Seq[Arrival],
     config: SchedulerConfig,
     *,
     num_blocks: int = 16,
@@ -70,11 +149,11 @@ def simulate(
     refused: dict[str, str] = {}
     pending = sorted(enumerate(arrivals), key=lambda item: (item[1].step, item[0]))
     while pending or scheduler.has_requests:
-        if len(records) >= max_steps:
-            raise SimulationError(
-                f"{len(records)} steps and {len(scheduler.requests)} requests still there; give "
-                f"fewer or shorter requests, or a larger budget"
-            )
+        require(
+            len(records) < max_steps,
+            f"{len(records)} steps and {len(scheduler.requests)} requests still there; give "
+            "fewer or shorter requests, or a larger budget",
+        )
         while pending and pending[0][1].step <= len(records):
             index, arrival = pending.pop(0)
             try:
@@ -199,29 +278,32 @@ def schedule_trace(
     prefix_caching: bool = True,
 ) -> dict:
     """`simulate` for the widget: JSON in, JSON out, with limits on the size of the question."""
-    if not isinstance(arrivals, list | tuple) or not 1 <= len(arrivals) <= MAX_REQUESTS:
-        raise SimulationError(f"requests {arrivals!r:.80}; expected a list of 1 to {MAX_REQUESTS}")
+    require(
+        isinstance(arrivals, list | tuple) and 1 <= len(arrivals) <= MAX_REQUESTS,
+        f"requests {arrivals!r:.80}; expected a list of 1 to {MAX_REQUESTS}",
+    )
     for name, size in (("num_blocks", num_blocks), ("block_size", block_size)):
-        if not is_whole(size, 1) or size > MAX_TOKENS:
-            raise SimulationError(f"{name}={size!r}; expected a whole number up to {MAX_TOKENS}")
+        _require_whole(name, size, 1)
     try:
         workload = [Arrival(**arrival) for arrival in arrivals]
         config = SchedulerConfig(**settings)
     except TypeError as error:
-        raise SimulationError(f"an unknown or missing field: {error}") from None
+        raise NotebookError(f"an unknown or missing field: {error}") from None
     for arrival in workload:
-        if not isinstance(arrival.id, str):
-            raise SimulationError(f"request {arrival.id!r}: expected text for a name")
-        numbers = (arrival.step, arrival.prompt, arrival.outputs, arrival.shared, arrival.group)
-        if any(not is_whole(n, 0) or n > MAX_TOKENS for n in numbers):
-            raise SimulationError(
-                f"request {arrival.id!r}: step, prompt, outputs, shared and group are {numbers}; "
-                f"expected whole numbers from 0 to {MAX_TOKENS}"
-            )
+        require(isinstance(arrival.id, str), f"request {arrival.id!r}: expected text for a name")
+        for name in ("step", "prompt", "outputs", "shared", "group"):
+            _require_whole(f"request {arrival.id!r}: {name}", getattr(arrival, name), 0)
     return simulate(
         workload,
         config,
         num_blocks=num_blocks,
         block_size=block_size,
         prefix_caching=prefix_caching,
+    )
+
+
+def _require_whole(name: str, value: object, least: int) -> None:
+    require(
+        type(value) is int and least <= value <= MAX_TOKENS,
+        f"{name}={value!r}; expected a whole number from {least} to {MAX_TOKENS}",
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import traitlets
 
 from kvlab import costs
 from kvlab.configs import hardware, preset
 from kvlab.kernels.splits import ceil_div, split_table
+from kvlab.notebook.widgets import LabWidget, Twin
 from kvlab.specs import ModelSpec
-from kvlab.widgets.base import LabWidget, Twin
 
 CARDS = ("t4", "l4", "a100-80gb", "h100-sxm")
 SEQUENCES = (1, 2, 4, 8, 16, 32)
@@ -64,22 +66,15 @@ class Splits(LabWidget):
     def __init__(self, spec: ModelSpec | None = None, **traits) -> None:
         spec = spec or preset("llama-3-8b")
         self._spec = spec
-        names: list[str] = []
-        facts: dict[str, dict] = {}
         known = {card: hardware(card) for card in CARDS}
-        for card in CARDS:
-            for num_seqs in SEQUENCES:
-                for context in CONTEXTS:
-                    for splits in SPLITS:
-                        found = launch_facts(
-                            spec, known[card].num_multiprocessors, num_seqs, context, splits
-                        )
-                        names = list(found)
-                        here = facts.setdefault(card, {}).setdefault(str(num_seqs), {})
-                        here.setdefault(str(context), {})[str(splits)] = list(found.values())
+        facts: dict[str, dict] = {}
+        for card, num_seqs, context, splits in product(CARDS, SEQUENCES, CONTEXTS, SPLITS):
+            found = launch_facts(spec, known[card].num_multiprocessors, num_seqs, context, splits)
+            by_context = facts.setdefault(card, {}).setdefault(str(num_seqs), {})
+            by_context.setdefault(str(context), {})[str(splits)] = list(found.values())
         row_bytes = costs.layer_kv_bytes_per_token(spec.layers[0]) // spec.num_kv_heads
         super().__init__(
-            names=names,
+            names=list(found),
             facts=facts,
             cards={card: card_facts.name for card, card_facts in known.items()},
             model_name=spec.name,
@@ -103,6 +98,6 @@ class Splits(LabWidget):
             f"One layer of {self._spec.name}, {self.context:,} tokens, {self.cards[self.card]}",
             ("sequences", "splits", "programs on slots", "waves", "slots busy", "turns in a row"),
             rows,
-            note="Without splitting, and as the rule splits. A turn reads one tile of "
+            "Without splitting, and as the rule splits. A turn reads one tile of "
             f"{TILE} keys; turns in a row are what the clock sees.",
         )

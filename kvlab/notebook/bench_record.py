@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from kvlab import units
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
+from kvlab.specs import DATA_DIR
 
 Record = Mapping[str, dict]
 
 CLOCKS = {"wall": "wall clock", "cpu": "processor time"}
+PADDED = "transformers, padded"
+DYNAMIC = "transformers, dynamic cache"
+FLOOR = "reading the weights' bytes"
+
+
+def recorded(name: str = "cpu") -> dict:
+    """A record of data/measurements, as `python -m bench` wrote it."""
+    return json.loads((DATA_DIR / "measurements" / f"{name}.json").read_text("utf-8"))
+
+
+def recorded_processors() -> dict[str, dict]:
+    """Every bench record by its name: "cpu", and those that stand beside it, such as "cpu-mine"."""
+    names = sorted(path.stem for path in (DATA_DIR / "measurements").glob("cpu*.json"))
+    return {name: recorded(name) for name in names}
 
 
 def cases_of(record: Record, kind: str, only: str | None = None) -> dict[str, dict]:
@@ -29,6 +45,10 @@ def _loads(record: Record) -> list[float]:
 def clock_of(record: Record) -> str:
     """The clock that compares: "wall", but "cpu" where more ran than the bench and its threads."""
     return "cpu" if max(_loads(record)) > record["machine"]["cores"] + 1 else "wall"
+
+
+def _ms(measured: dict) -> str:
+    return f"{1e3 * measured['median_seconds']:.1f}"
 
 
 def say_machine(record: Record) -> None:
@@ -53,8 +73,8 @@ def show_decode(record: Record) -> None:
         rows = [
             {
                 "loop": loop,
-                "ms a token, processor": f"{1e3 * case['cpu'][loop]['median_seconds']:.1f}",
-                "ms a token, wall": f"{1e3 * case['wall'][loop]['median_seconds']:.1f}",
+                "ms a token, processor": _ms(case["cpu"][loop]),
+                "ms a token, wall": _ms(case["wall"][loop]),
                 "time, kvlab = 1 (processor)": f"{case['ratio_cpu'][loop]:.2f}",
                 "time, kvlab = 1 (wall)": f"{case['ratio_wall'][loop]:.2f}",
                 "same tokens": f"{case['tokens_equal_to_kvlab'].get(loop, '')}",
@@ -94,7 +114,7 @@ def show_overhead(record: Record, only: str | None = None) -> None:
         rows = [
             {
                 "what runs": what,
-                "ms a step": f"{1e3 * case[clock][what]['median_seconds']:.1f}",
+                "ms a step": _ms(case[clock][what]),
                 "kvlab's step = 1": f"{ratio:.2f}",
                 "operator calls": f"{calls[what]:,}" if what in calls else "",
             }
@@ -127,7 +147,7 @@ def show_context(record: Record) -> None:
     for name, case in cases_of(record, "context").items():
         points = case["points"]
         contexts = [int(c) for c in points]
-        loops = ("kvlab", "transformers, dynamic cache")
+        loops = ("kvlab", DYNAMIC)
         figure(
             {
                 loop: (
@@ -145,7 +165,7 @@ def show_context(record: Record) -> None:
         rows = [
             {
                 "context s": f"{c:,}",
-                "transformers / kvlab": f"{points[str(c)][ratio][loops[1]]:.2f}",
+                "transformers / kvlab": f"{points[str(c)][ratio][DYNAMIC]:.2f}",
                 "uncached / cached": f"{points[str(c)]['uncached'][ratio]['uncached']:.1f}",
             }
             for c in contexts
@@ -232,8 +252,8 @@ def show_pages(record: Record) -> None:
     rows = [
         {
             "slider": slider,
-            "script and layout, ms": f"{1e3 * times['script']['median_seconds']:.1f}",
-            "until painted, ms": f"{1e3 * times['frame']['median_seconds']:.1f}",
+            "script and layout, ms": _ms(times["script"]),
+            "until painted, ms": _ms(times["frame"]),
             "worst": f"{1e3 * times['frame']['worst_seconds']:.1f}",
         }
         for facts in case["pages"].values()
@@ -243,4 +263,58 @@ def show_pages(record: Record) -> None:
         rows,
         f"One move of each slider, median, Chromium {case['chromium']} without a GPU",
         f"A move begins right after a frame; the next can be painted {1e3 / 60:.1f} ms later.",
+    )
+
+
+# -- several processors side by side: what stays and what does not ------------------------------
+
+
+def _gains(record: Record) -> dict[str, str]:
+    """What one record says, as one column: times against kvlab's own, and tokens against one row's.
+
+    Ratios are read by the clock that this record compares with.
+    """
+    clock, column = clock_of(record), {}
+    ratio = f"ratio_{clock}"
+    for dtype, long in (("fp32", "float32"), ("bf16", "bfloat16")):
+        machine, decode, engine = (
+            record["cases"][f"{kind}, {dtype}, 1 thread"]
+            for kind in ("machine", "decode", "engine")
+        )
+        rate = machine["matrix_flops_per_second"][long]
+        column[f"{dtype}: product of square matrices"] = f"{units.flops(rate)}/s"
+        times = {
+            f"{dtype}: transformers, time": decode[ratio].get(DYNAMIC),
+            f"{dtype}: llama.cpp, time": decode[ratio].get("llama.cpp"),
+            f"{dtype}: reading the weights, time": decode[ratio].get(FLOOR),
+        }
+        if dtype == "fp32":
+            at_2048 = record["cases"]["context, fp32, 1 thread"]["points"]["2048"]
+            times["fp32: transformers at s = 2,048, time"] = at_2048[ratio].get(DYNAMIC)
+        times[f"{dtype}: padded batch, time"] = engine["ragged outputs"][ratio].get(PADDED)
+        column |= {what: "" if time is None else f"{time:.2f}" for what, time in times.items()}
+        for what, samples, label in (
+            ("tokens a second, 16 requests / 1", engine["batches"][clock], "batch"),
+            ("the same, if only products took time", engine["products"][clock], "torch, batch"),
+        ):
+            one, sixteen = (samples[f"{label} {n}"]["median_seconds"] for n in (1, 16))
+            column[f"{dtype}: {what}"] = f"{16 * one / sixteen:.1f}"
+    return column
+
+
+def show_processors(records: Mapping[str, Record]) -> None:
+    """One column a record: what kvlab's loop and engine gain on each processor."""
+    columns = {
+        f"{record['machine']['cpu']}, {record['machine']['instructions']}": _gains(record)
+        for record in records.values()
+    }
+    clocks = {CLOCKS[clock_of(record)] for record in records.values()}
+    table(
+        [
+            {"one thread": what, **{title: column[what] for title, column in columns.items()}}
+            for what in next(iter(columns.values()))
+        ],
+        f"What carries over from one processor to another ({' or '.join(sorted(clocks))})",
+        "Times: kvlab's loop or engine = 1. The padded batch answers 32 requests whose outputs "
+        "differ in length.",
     )

@@ -1,6 +1,5 @@
-"""Book-side glue: what Sphinx needs to know of kvlab. Nothing else imports this file.
+"""The book's own Sphinx extension (_config.yml names it): what the pages need of kvlab.
 
-- draws plotly figures on the pages (a MIME renderer of myst-nb, named in pyproject.toml);
 - fills the pages of book/ with what is computed: `{{ formula_sheet }}`, `{{ run.ratio }}`, ...;
 - writes kvlab.css and python.js, and keeps every page within its own folder: images from other
   addresses become their words, and scripts that the theme ships but the book does not use go.
@@ -9,22 +8,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
-from kvlab import booktext
-from kvlab.pagefiles import PACKAGE, page_script
+from book.extension import page_text
+from book.extension.page_python import PACKAGE, page_script
+from kvlab.notebook.widgets import shared_css
 from kvlab.specs import DATA_DIR
-from kvlab.widgets.base import shared_css
 
-PLOTLY = "application/vnd.plotly.v1+json"
-#: Files of kvlab and data/ that a page may depend on.
+#: Files of kvlab, data/ and this folder that a page may depend on.
 WATCHED = (".py", ".js", ".css", ".json", ".txt", ".log")
 #: Icons come as a font with the theme's style sheet; its 1.5 MB script draws them once more.
 HELPERS = ("thebe", "sphinx-design", "design-tabs")
@@ -32,41 +28,13 @@ UNUSED = ("scripts/fontawesome.js",)
 
 #: A line `{{ name }}` in book/*.md -> the function whose Markdown takes its place.
 BLOCKS: dict[str, Callable[[], str]] = {
-    "formula_sheet": booktext.formula_sheet,
-    "models_table": booktext.models_table,
-    "symbols_table": booktext.symbols_table,
-    "other_letters": booktext.other_letters,
-    "field_guide": booktext.field_guide,
-    "api": booktext.api,
+    "formula_sheet": page_text.formula_sheet,
+    "models_table": page_text.models_table,
+    "symbols_table": page_text.symbols_table,
+    "other_letters": page_text.other_letters,
+    "field_guide": page_text.field_guide,
+    "api": page_text.api,
 }
-
-
-class PlotlyRenderer:
-    """Draws application/vnd.plotly.v1+json, which plotly emits and myst-nb does not know."""
-
-    mime_priority_overrides = (("html", PLOTLY, 1),)
-
-    @staticmethod
-    def handle_mime(renderer, data, inline: bool) -> list[nodes.Element] | None:
-        """The figure's data in the page; page.js draws it when it comes into view."""
-        if inline or data.mime_type != PLOTLY:
-            return None
-        content = data.content if isinstance(data.content, dict) else json.loads(data.content)
-        return [nodes.raw(text=figure_html(content), format="html")]
-
-
-def figure_html(figure: dict) -> str:
-    """One figure: its words for those who cannot see it, its data for page.js."""
-    layout = figure.get("layout", {})
-    alt = str((layout.get("meta") or {}).get("alt", ""))
-    data = json.dumps({"data": figure.get("data", []), "layout": layout}).replace("<", "\\u003c")
-    height = int(layout.get("height") or 380)
-    return (
-        f'<div class="kvlab-figure"><p class="kvlab-alt">{escape(alt)}</p>'
-        f'<div class="kvlab-plot" role="img" aria-label="{escape(alt)}" '
-        f'style="min-height: {height}px"></div>'
-        f'<script type="application/json">{data}</script></div>'
-    )
 
 
 class LocalImages(SphinxTransform):
@@ -84,7 +52,7 @@ def prepare(app: Sphinx, config) -> None:
     """Numbers for the prose of book/*.md (`{{ run.ratio }}`), and the files made for the pages."""
     config.myst_substitutions = {
         **config.myst_substitutions,
-        "run": booktext.running_example(),
+        "run": page_text.running_example(),
     }
     folder = Path(app.srcdir) / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +64,7 @@ def prepare(app: Sphinx, config) -> None:
 def outdated(app: Sphinx, env, added: set, changed: set, removed: set) -> list[str]:
     """Every page again when kvlab or data/ changed: Sphinx looks at the page's own file only."""
     digest = hashlib.sha256()
-    for folder in (PACKAGE, DATA_DIR):
+    for folder in (PACKAGE, DATA_DIR, Path(__file__).parent):
         for path in sorted(p for p in folder.rglob("*") if p.suffix in WATCHED):
             digest.update(path.read_bytes())
     last, env.kvlab_digest = getattr(env, "kvlab_digest", ""), digest.hexdigest()
