@@ -15,8 +15,12 @@ from kvlab import costs
 from kvlab.attention import UncachedAttention
 from kvlab.checkpoint import read_weights
 from kvlab.engine import Engine
-from kvlab.measure import count_operators, matrix_flops_per_second, streamed_bytes_per_second
 from kvlab.model import Decoder, project
+from kvlab.notebook.measure import (
+    count_operators,
+    matrix_flops_per_second,
+    streamed_bytes_per_second,
+)
 
 NUMPY = "numpy's library"
 CONTEXTS = (32, 128, 512, 1024, 2048)

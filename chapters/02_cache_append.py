@@ -45,8 +45,8 @@ if "google.colab" in sys.modules:
 
 # %%
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.cost_table import CostTable
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.costs import CostTable
 
 llama = preset("llama-3-8b")
 show(CostTable())
@@ -60,7 +60,7 @@ import torch
 
 from kvlab import costs, units
 from kvlab.checkpoint import load
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec
@@ -478,7 +478,7 @@ say(
 # below asks for.
 
 # %%
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 NEW = 128
 run_contexts = range(p + 1, p + NEW)

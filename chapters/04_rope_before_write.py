@@ -50,8 +50,8 @@ if "google.colab" in sys.modules:
 
 # %% tags=["hide-input"]
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.rotate import Rotate
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.positions import Rotate
 
 show(Rotate(preset("smollm2-135m").rope))
 
@@ -67,7 +67,7 @@ import torch
 from kvlab.checkpoint import load
 from kvlab.faults import fault
 from kvlab.generate import cached_generate
-from kvlab.plots import say, table
+from kvlab.notebook.display import say, table
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec
@@ -272,7 +272,7 @@ for position_of in (off_by_one, restart, shift_all):
 
 # %%
 from kvlab.faults.drift import shifted_drift
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 near, far = (shifted_drift(offset, num_steps=32) for offset in (1, 64))
 show(
@@ -312,7 +312,7 @@ table(rows, "32 decode steps after 64 tokens of text, all layers moved")
 # layers or in a single one. Choose, and see where the model is sensitive.
 
 # %%
-from kvlab.widgets.drift import DriftCurves
+from kvlab.notebook.widgets.positions import DriftCurves
 
 show(DriftCurves())
 
@@ -324,7 +324,7 @@ show(DriftCurves())
 # And no single layer does it alone: each is nearly harmless, and together they add up.
 
 # %% tags=["hide-input"]
-from kvlab.widgets.drift import read_record
+from kvlab.notebook.widgets.positions import read_record
 
 record = read_record()
 curves = {(c["offset"], c["layer"]): c["kl"] for c in record["curves"]}
@@ -642,7 +642,7 @@ table(rows, f"One cached step at s = {s:,}, all layers")
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from kvlab.measure import in_turns, medians
+from kvlab.notebook.measure import in_turns, medians
 
 query = torch.randn(1, 1, spec.num_heads, spec.head_dim)
 keys, values = torch.randn(2, 1, spec.num_kv_heads, 2048, spec.head_dim)

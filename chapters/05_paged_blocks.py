@@ -48,8 +48,8 @@ if "google.colab" in sys.modules:
 # free by hand, then break it.
 
 # %%
-from kvlab.widgets.base import show
-from kvlab.widgets.pool import Pool
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.scenes import Pool
 
 show(Pool())
 
@@ -68,7 +68,7 @@ show(Pool())
 # %%
 import random
 
-from kvlab.paging import paged_waste, reserved_waste
+from kvlab.notebook.pool_waste import paged_waste, reserved_waste
 
 draw = random.Random(5)
 MAX_LEN = 4096
@@ -76,8 +76,8 @@ lengths = [min(MAX_LEN, int(draw.lognormvariate(5.5, 1.0))) for _ in range(64)]
 print("the first of them:", lengths[:12])
 
 # %%
-from kvlab.plots import say
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.display import say
+from kvlab.notebook.widgets.practice import Predict
 
 reserved = reserved_waste(lengths, MAX_LEN)
 show(
@@ -96,8 +96,8 @@ show(
 # that is `(block_size - 1) / 2` slots a request, whatever its length.
 
 # %%
-from kvlab.paging import expected_waste_per_request
-from kvlab.plots import table
+from kvlab.notebook.pool_waste import expected_waste_per_request
+from kvlab.notebook.display import table
 
 rows = [{"memory": f"reserve {MAX_LEN}", "slots taken": f"{reserved.taken_slots:,}",
          "empty": f"{reserved.wasted_share:.1%}", "empty per request": "", "expected": ""}]
@@ -115,7 +115,7 @@ for block_size in (1, 4, 16, 64, 256):
 table(rows, f"{len(lengths)} requests, {sum(lengths):,} tokens")
 
 # %%
-from kvlab.plots import figure
+from kvlab.notebook.display import figure
 
 sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 share_reserved = [100 * reserved.wasted_share] * len(sizes)
@@ -140,7 +140,7 @@ figure(
 # %% tags=["hide-input"]
 from kvlab import costs, units
 from kvlab.configs import preset
-from kvlab.paging import num_that_fit_paged, num_that_fit_reserved
+from kvlab.notebook.pool_waste import num_that_fit_paged, num_that_fit_reserved
 
 llama = preset("llama-3-8b")
 slots = (64 * 2**30) // costs.kv_bytes_per_token(llama)
@@ -538,7 +538,7 @@ print("the same first tokens:", same)
 # A clock: yours will differ.
 import pandas as pd
 
-from kvlab.measure import in_turns
+from kvlab.notebook.measure import in_turns
 
 calls = {"alone": lambda: serve(False), "shared": lambda: serve(True)}
 clock = in_turns(calls, rounds=2, warm_up=0)

@@ -68,8 +68,8 @@ if not torch.cuda.is_available():
 
 # %%
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.splits import Splits, launch_facts
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.splits import Splits, launch_facts
 
 llama = preset("llama-3-8b")
 show(Splits(llama))
@@ -193,7 +193,7 @@ print("positions masked:", int((~visible).sum()), "of", len(position))
 import pandas as pd
 
 from kvlab.kernels.reference import replay
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
 
 TABLE = [6, 11, 3, 8, 1, 9]
 rows = []
@@ -407,7 +407,7 @@ print(f"planned {planned:,} bytes, loaded {loaded:,}")
 # %%
 from kvlab.configs import hardware
 from kvlab.kernels.splits import split_table
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 a100 = hardware("a100-80gb")
 one = split_table(1, llama.num_kv_heads, 8192, a100.num_multiprocessors, 32)

@@ -44,8 +44,8 @@ if "google.colab" in sys.modules:
 # waits, and × gave its memory back. Step through it, and watch request D.
 
 # %%
-from kvlab.widgets.base import show
-from kvlab.widgets.steps import Steps
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.scenes import Steps
 
 show(Steps("small_pool"))
 
@@ -320,7 +320,7 @@ print("each one is what it would have been alone")
 
 # %%
 from kvlab.engine import Engine
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 many = [checkpoint.encode(f"Question {i}: what is {i} plus {i}? Answer:") for i in range(16)]
 engine = Engine(model, num_blocks=257, prefix_caching=False, keep_trace=True)
@@ -335,7 +335,7 @@ show(Predict(
 ))
 
 # %%
-from kvlab.plots import table
+from kvlab.notebook.display import table
 
 assert [o.token_ids for o in together[:4]] == [cached_generate(model, ids, 12) for ids in many[:4]]
 table(
@@ -400,7 +400,7 @@ except RequestError as error:
 # again. The second waits. Both are one setting, and the difference is counted in tokens.
 
 # %%
-from kvlab.workload import WORKLOADS, simulate
+from kvlab.notebook.simulation import WORKLOADS, simulate
 
 load_first = WORKLOADS["first_chunk"]
 
@@ -507,7 +507,7 @@ outcome("batch 16 / batch 1, tokens per second", throughput[16] / throughput[1])
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 # A clock: yours will differ.
-from kvlab.plots import figure
+from kvlab.notebook.display import figure
 
 figure(
     {
@@ -709,7 +709,7 @@ check("7.4", bill)
 # ## What it cost, what comes next
 
 # %% tags=["hide-input"]
-from kvlab.plots import say
+from kvlab.notebook.display import say
 
 one_by_one = sum(len(output.token_ids) for output in together)
 say(

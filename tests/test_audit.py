@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.answers import answer_json
 from kvlab.audit import AuditError, LogError, audit
 from kvlab.audit.logs import read_log
 from kvlab.configs import find_model, preset, read_config
 from kvlab.errors import KvlabError
+from kvlab.notebook.page_questions import answer_json
 from kvlab.specs import DATA_DIR
 
 LOGS = DATA_DIR / "engine_logs"

@@ -18,10 +18,9 @@ from kvlab.faults.drift import (
     text_ids,
 )
 from kvlab.faults.scenes import tiny_model
+from kvlab.notebook.widgets.positions import DriftCurves, Rotate, pair_score, read_record
 from kvlab.rope import rope_inv_freq
 from kvlab.specs import RopeSpec
-from kvlab.widgets.drift import DriftCurves, read_record
-from kvlab.widgets.rotate import Rotate, pair_score
 
 
 def test_one_forward_equals_a_cached_run_whose_decode_positions_are_off_by_one():

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from book.extension.page_python import page_modules
 from kvlab.notebook import exercises
-from kvlab.pagefiles import page_modules
 
 WRONG = {
     number: importlib.import_module(f"wrong_answers.ch{number:02d}").WRONG

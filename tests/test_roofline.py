@@ -9,12 +9,12 @@ import torch
 from small_models import tiny_spec
 
 from kvlab import checkpoint, costs, roofline
-from kvlab.accounting import CONTEXT, MISTAKES, right_answers
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.configs import hardware, preset
-from kvlab.measure import count_flops, count_operators, in_turns, median_ratio
 from kvlab.model import Decoder
+from kvlab.notebook.cost_mistakes import CONTEXT, MISTAKES, right_answers
+from kvlab.notebook.measure import count_flops, count_operators, in_turns, median_ratio
 
 GRIDS = {"tiny": lambda: Decoder.random(tiny_spec()), "checkpoint": lambda: checkpoint.load().model}
 

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
+from kvlab.errors import RequestError
 from kvlab.notebook import NotebookError
 from kvlab.notebook.simulation import (
     MAX_REQUESTS,
     WORKLOADS,
     Arrival,
-        schedule_trace,
+    schedule_trace,
     simulate,
 )
-from kvlab.policy import SchedulerConfig, SchedulerConfigError
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -39,7 +39,7 @@ def test_every_named_workload_runs_to_its_end(name):
     "bad", [Arrival("bad", prompt=0), Arrival("bad", outputs=0), Arrival("bad", prompt=999)]
 )
 def test_a_request_that_is_refused_harms_no_other(bad):
-    trace = simulate([Arrival("a"), bad, Arrival("b")], SchedulerConfig())
+    trace = simulate([Arrival("a"), bad, Arrival("b")], {})
     assert list(trace["refused"]) == ["bad"]
     assert [request["outputs"] for request in trace["requests"]] == [8, 8]
 
@@ -59,7 +59,7 @@ def test_a_request_that_is_refused_harms_no_other(bad):
         ({"num_blocks": "9"}, NotebookError),
         ({"num_blocks": 10**9}, NotebookError),
         ({"block_size": 0}, NotebookError),
-        ({"settings": {"max_num_seqs": 0}}, SchedulerConfigError),
+        ({"settings": {"max_num_seqs": 0}}, RequestError),
     ],
 )
 def test_a_question_that_cannot_be_simulated_is_named(change, error):
@@ -70,4 +70,4 @@ def test_a_question_that_cannot_be_simulated_is_named(change, error):
 
 def test_a_run_without_an_end_is_cut_off():
     with pytest.raises(NotebookError, match="2 steps and 1 requests still there"):
-        simulate([Arrival("a")], SchedulerConfig(), max_steps=2)
+        simulate([Arrival("a")], {}, max_steps=2)

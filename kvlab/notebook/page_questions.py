@@ -18,7 +18,7 @@ from kvlab.notebook import require
 #: name -> "module:function"
 FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.notebook.page_questions:echo",
-    "exercise": "kvlab.exercises:ask_exercise",
+    "exercise": "kvlab.notebook.exercises:ask_exercise",
     "kv": "kvlab.reports.kv:ask_kv",
     "models": "kvlab.reports.kv:ask_models",
     "kv_formats": "kvlab.reports.kv:ask_formats",

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from kvlab.block_tables import BlockManager
-from kvlab.blocks import NULL_BLOCK, BlockPool
+from kvlab.blocks import NULL_BLOCK
 from kvlab.errors import KvlabError
+from kvlab.integrity import table_findings
 from kvlab.notebook import NotebookError, require
-from kvlab.sequence import Sequence
+from kvlab.notebook.policies import EVICTION, FULL_HIT
+from kvlab.request import Request
+from kvlab.tables import BlockManager
 
 MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_OPERATIONS, MAX_TOKENS = 48, 16, 80, 64
 
@@ -97,7 +99,7 @@ def pool_trace(
     return {"operations": done, "states": states}
 
 
-# -- ways to break a pool by hand, so that check_integrity() can be heard -----------------------
+# -- ways to break a pool by hand, so that check_tables() can be heard -----------------------
 # Each is a bug that some engine has had, done directly to the data: no function of kvlab would.
 
 Break = Callable[[BlockManager, int], str]
@@ -132,7 +134,7 @@ def _miscount(manager: BlockManager, number: int) -> str:
 
 
 def _wrong_entry(manager: BlockManager, number: int) -> str:
-    holders = [seq for seq in manager.sequences.values() if seq.block_table]
+    holders = [seq for seq in manager.requests.values() if seq.block_table]
     seq = _pick(holders, number, "no block table")
     seq.block_table[-1] = manager.pool.num_blocks
     return f"The last table entry of {seq.request_id} names a block past the pool."
@@ -146,7 +148,7 @@ def _stale_hash(manager: BlockManager, number: int) -> str:
 
 
 def _swap_entries(manager: BlockManager, number: int) -> str:
-    holders = [seq for seq in manager.sequences.values() if len(seq.block_table) > 1]
+    holders = [seq for seq in manager.requests.values() if len(seq.block_table) > 1]
     seq = _pick(holders, number, "no table of two blocks")
     table = seq.block_table
     table[0], table[1] = table[1], table[0]
@@ -168,8 +170,8 @@ BREAKS: dict[str, tuple[str, Break]] = {
 
 
 @dataclass(eq=False)
-class Sentence(Sequence):
-    """A sequence whose tokens can be read."""
+class Sentence(Request):
+    """A request whose tokens can be read."""
 
     words: list[str] = field(init=False, default_factory=list)
 
@@ -180,8 +182,13 @@ class PoolLab:
     def __init__(
         self, num_blocks: int, block_size: int, prefix_caching: bool, eviction: str, full_hit: str
     ) -> None:
-        pool = BlockPool(num_blocks + 1, block_size, eviction=eviction)
-        self.manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
+        require(
+            eviction in EVICTION and full_hit in FULL_HIT,
+            f"eviction {eviction!r}, full_hit {full_hit!r}; choose one of {', '.join(EVICTION)}, "
+            f"and one of {', '.join(FULL_HIT)}",
+        )
+        pool = EVICTION[eviction](num_blocks + 1, block_size)
+        self.manager = FULL_HIT[full_hit](pool, prefix_caching=prefix_caching)
         self.live: dict[str, Sentence] = {}
         self.names = (chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(10**6))
 
@@ -324,7 +331,7 @@ class PoolLab:
                  "computed": s.num_computed_tokens, "table": list(s.block_table)}
                 for s in self.live.values()
             ],
-            "findings": manager.findings(),
+            "findings": table_findings(manager),
             "counts": {
                 "in_use": pool.num_usable_blocks - pool.num_free_blocks,
                 "free": pool.num_free_blocks,

@@ -11,18 +11,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from kvlab.batch import Batch, build_batch
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
 from kvlab.errors import KvlabError
 from kvlab.notebook import NotebookError, require
-from kvlab.policy import SchedulerConfig
+from kvlab.notebook.policies import scheduler_for
 from kvlab.request import Request
-from kvlab.schedule import Schedule, ScheduledRequest
-from kvlab.scheduler import Scheduler
+from kvlab.scheduler import Reason, Schedule, ScheduledRequest, Scheduler, SchedulerConfig
+from kvlab.tables import BlockManager
 
 MAX_REQUESTS, MAX_STEPS, MAX_TOKENS = 12, 400, 2000
+
+
+#: One sentence for each reason: what the widget and the chapter print.
+REASON_TEXT = {
+    Reason.NOTHING_NEW: "every known token is computed already",
+    Reason.TOKEN_BUDGET: "the step's token budget is spent",
+    Reason.THRESHOLD: "cut to the long-prefill threshold",
+    Reason.NO_BLOCKS: "no free blocks",
+    Reason.PROMISED_BLOCKS: "the free blocks are promised to prompts that are half way in",
+    Reason.CHUNKING_OFF: "the whole prompt does not fit the budget and chunking is off",
+    Reason.MAX_SEQS: "max_num_seqs requests are running",
+    Reason.BEHIND_HEAD: "strict order: an earlier request is waiting",
+    Reason.PREEMPTED: "gave its blocks to an earlier request; will be computed again",
+    Reason.AFTER_PREEMPTION: "nothing is admitted in a step that had to preempt",
+}
 
 
 # -- a step and a request as plain values -------------------------------------------------------
@@ -38,14 +53,14 @@ def _kind(entry: ScheduledRequest) -> str:
 
 
 def _share(entry: ScheduledRequest) -> dict:
-    """One request's share. Take it before update(): it reads what is known now."""
+    """One request's share."""
     return {
         "id": entry.request_id,
         "kind": _kind(entry),
         "start": entry.start,
         "tokens": entry.num_tokens,
         "seq_len": entry.seq_len,
-        "known": entry.request.num_tokens,
+        "known": entry.num_known,
         "cached": entry.num_cached,
         "recomputed": entry.num_recomputed,
         "drafts": len(entry.draft_token_ids),
@@ -55,27 +70,24 @@ def _share(entry: ScheduledRequest) -> dict:
     }
 
 
-def step_record(schedule: Schedule, batch: Batch, scheduler: Scheduler) -> dict:
-    """A step's decisions and its batch as JSON values. Take it before update()."""
-    pool = scheduler.manager.pool
+def step_record(
+    schedule: Schedule, batch: Batch, outputs: Mapping[str, Seq[int]], pool: BlockPool
+) -> dict:
+    """A step as JSON values: its decisions, its batch, and the outputs that were kept."""
     return {
         "step": schedule.step,
         "mode": str(batch.mode),
         "budget": schedule.budget,
         "used": schedule.num_scheduled_tokens,
-        "free_blocks": pool.num_free_blocks,
+        "free_blocks": schedule.num_free_blocks,
         "usable_blocks": pool.num_usable_blocks,
         "shares": [_share(entry) for entry in schedule.scheduled],
         "reasons": {name: str(reason) for name, reason in schedule.reasons.items()},
         "preempted": list(schedule.preempted),
         "batch": {**asdict(batch), "mode": str(batch.mode)},
-        "outputs": {},
+        "outputs": {name: list(tokens) for name, tokens in outputs.items() if tokens},
+        "free_after": pool.num_free_blocks,
     }
-
-
-def add_outputs(record: dict, outputs: Mapping[str, Seq[int]]) -> None:
-    """Note what the step sampled, once update() has said what was kept."""
-    record["outputs"] = {name: list(tokens) for name, tokens in outputs.items() if tokens}
 
 
 def request_record(request: Request) -> dict:
@@ -89,7 +101,7 @@ def request_record(request: Request) -> dict:
         "added_step": request.added_step,
         "first_step": request.first_step,
         "finish_step": request.finish_step,
-        "hit_tokens": request.num_hit_tokens,
+        "hit_tokens": request.num_cached_tokens,
         "preemptions": request.num_preemptions,
         "dropped_tokens": request.num_dropped_tokens,
         "recomputed_tokens": request.num_recomputed_tokens,
@@ -128,7 +140,7 @@ class Arrival:
 
 def simulate(
     arrivals: Seq[Arrival],
-    config: SchedulerConfig,
+    settings: Mapping[str, Any],
     *,
     num_blocks: int = 16,
     block_size: int = 4,
@@ -137,13 +149,15 @@ def simulate(
 ) -> dict:
     """Run a workload to its end and return its trace.
 
+    settings     fields of SchedulerConfig; and admission and head_of_line, see policies
     num_blocks   usable blocks; the null block comes on top
 
     Returns {"steps": [step_record], "requests": [request_record], "refused": {id: message},
     "totals": counters}. A request that can never fit is refused and the others run.
     """
     pool = BlockPool(num_blocks + 1, block_size)
-    scheduler = Scheduler(BlockManager(pool, prefix_caching=prefix_caching), config)
+    kind, config = _policy(settings)
+    scheduler = kind(BlockManager(pool, prefix_caching=prefix_caching), config)
     records: list[dict] = []
     made: list[Request] = []
     refused: dict[str, str] = {}
@@ -168,22 +182,33 @@ def simulate(
             except KvlabError as error:
                 refused[arrival.id] = str(error)
         schedule = scheduler.schedule()
-        record = step_record(schedule, build_batch(schedule), scheduler)
+        batch = build_batch(schedule)
         # Outputs that no other request has: a hit is then always a hit on a prompt.
         sampled = {
             e.request_id: [-(e.request.order * MAX_TOKENS + e.request.num_tokens) - 1]
             for e in schedule.scheduled
             if e.samples
         }
-        add_outputs(record, scheduler.update(schedule, sampled))
-        record["free_after"] = pool.num_free_blocks
-        records.append(record)
+        records.append(step_record(schedule, batch, scheduler.update(schedule, sampled), pool))
     return {
         "steps": records,
         "requests": [request_record(request) for request in made],
         "refused": refused,
         "totals": asdict(scheduler.stats),
     }
+
+
+POLICIES = {"admission": "first_chunk", "head_of_line": "strict"}
+
+
+def _policy(settings: Mapping[str, Any]) -> tuple[type[Scheduler], SchedulerConfig]:
+    """The scheduler class and its limits. Raises NotebookError for an unknown field."""
+    limits = {name: value for name, value in settings.items() if name not in POLICIES}
+    names = {**POLICIES, **{k: v for k, v in settings.items() if k in POLICIES}}
+    try:
+        return scheduler_for(**names), SchedulerConfig(**limits)
+    except TypeError as error:
+        raise NotebookError(f"an unknown or missing field: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -199,11 +224,9 @@ class Workload:
 
     def question(self) -> dict:
         """The arguments of schedule_trace, as JSON values: every setting is spelled out."""
-        settings = asdict(SchedulerConfig(**self.settings))
-        settings = {k: str(v) if isinstance(v, str) else v for k, v in settings.items()}
         return {
             "arrivals": [asdict(arrival) for arrival in self.arrivals],
-            "settings": settings,
+            "settings": {**POLICIES, **asdict(_policy(self.settings)[1]), **self.settings},
             "num_blocks": self.num_blocks,
             "block_size": self.block_size,
             "prefix_caching": self.prefix_caching,
@@ -286,7 +309,6 @@ def schedule_trace(
         _require_whole(name, size, 1)
     try:
         workload = [Arrival(**arrival) for arrival in arrivals]
-        config = SchedulerConfig(**settings)
     except TypeError as error:
         raise NotebookError(f"an unknown or missing field: {error}") from None
     for arrival in workload:
@@ -295,7 +317,7 @@ def schedule_trace(
             _require_whole(f"request {arrival.id!r}: {name}", getattr(arrival, name), 0)
     return simulate(
         workload,
-        config,
+        settings,
         num_blocks=num_blocks,
         block_size=block_size,
         prefix_caching=prefix_caching,

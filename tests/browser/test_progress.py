@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab import exercises
+from kvlab.notebook import exercises
 from kvlab.notebook.widgets.practice import Progress
 
 pytestmark = pytest.mark.browser

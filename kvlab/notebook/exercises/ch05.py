@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvlab.blocks import BlockPool, PrefixKey, blocks_for, slot_of
 from kvlab.notebook.exercises import choice, function, number, value
-from kvlab.paging import paged_waste
+from kvlab.notebook.pool_waste import paged_waste
 
 _TABLE, _BLOCK, _POSITION = [7, 3, 12], 16, 37
 _SLOT = slot_of(_TABLE, _BLOCK, _POSITION)
@@ -46,7 +46,7 @@ def _eviction_order() -> list[int]:
     pool = BlockPool(6, 4)
     a, b = pool.allocate(3), pool.allocate(2)
     for block_id in (*a, *b):
-        pool.publish(block_id, PrefixKey(bytes([block_id]), None, (block_id,) * 4))
+        pool.publish(block_id, PrefixKey(bytes([block_id]), (block_id,) * 4))
     pool.free(a)
     pool.free(b)
     return [pool.allocate(1)[0] for _ in range(5)]

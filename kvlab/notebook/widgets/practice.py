@@ -8,8 +8,7 @@ import math
 
 import traitlets
 
-from kvlab import exercises
-from kvlab.notebook import require
+from kvlab.notebook import exercises, require
 from kvlab.notebook.widgets import LabWidget, Twin
 
 
@@ -83,6 +82,6 @@ class Progress(LabWidget):
 
 def _kind(exercise: exercises.Exercise) -> str:
     """value or code where the page can check it, notebook where it needs torch."""
-    if exercises.needs_torch(exercise):
+    if exercise.needs_torch:
         return "notebook"
     return "code" if callable(exercise.solution) else "value"

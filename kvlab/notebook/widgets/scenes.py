@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import traitlets
 
-from kvlab.blocks import EVICTION_POLICIES
 from kvlab.notebook import pool_lab
-from kvlab.notebook.simulation import WORKLOADS, schedule_trace
+from kvlab.notebook.policies import EVICTION, FULL_HIT
+from kvlab.notebook.simulation import REASON_TEXT, WORKLOADS, schedule_trace
 from kvlab.notebook.widgets import LabWidget, Twin
-from kvlab.prefix_cache import FULL_HIT_RULES
-from kvlab.schedule import REASON_TEXT
 
 
 class Pool(LabWidget):
@@ -39,8 +37,8 @@ class Pool(LabWidget):
             "texts": {name: " ".join(words[:4]) + " ..." for name, words in texts.items()},
             "longest": min(len(words) for words in texts.values()),
             "breaks": {name: text for name, (text, _) in pool_lab.BREAKS.items()},
-            "eviction": list(EVICTION_POLICIES),
-            "full_hit": list(FULL_HIT_RULES),
+            "eviction": list(EVICTION),
+            "full_hit": list(FULL_HIT),
             "limits": [pool_lab.MAX_BLOCKS, pool_lab.MAX_BLOCK_SIZE, pool_lab.MAX_OPERATIONS],
         }
 
@@ -60,7 +58,7 @@ class Pool(LabWidget):
             ("step", "what happened", "in use", "free", "of these cached", "block tables"),
             rows,
             "Position p of a sequence lies in block table[p // block_size], at offset "
-            "p % block_size. check_integrity() was silent at every step.",
+            "p % block_size. check_tables() was silent at every step.",
         )
 
 
