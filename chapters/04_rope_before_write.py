@@ -171,7 +171,7 @@ for places in ((6, 4), (7, 4), (7, 5), (1006, 1004)):
 
 # %%
 from kvlab.cache import ContiguousKVCache
-from kvlab.model import project, rms_norm
+from kvlab.model import rms_norm
 
 cache = ContiguousKVCache(spec, 1, max_len=len(prompt_ids))
 first_output = cached_generate(model, prompt_ids, 1, cache=cache)
@@ -180,7 +180,7 @@ first_output = cached_generate(model, prompt_ids, 1, cache=cache)
 layer = model.layers[0]
 # each layer first scales its input rows to one size (RMSNorm)
 hidden = rms_norm(model.embed_tokens[torch.tensor(prompt_ids)], layer.input_norm, layer.eps)
-qkv = project(layer.qkv_proj, hidden).view(len(prompt_ids), -1, spec.head_dim)
+qkv = torch.nn.functional.linear(hidden, layer.qkv_proj).view(len(prompt_ids), -1, spec.head_dim)
 _, key, value = qkv.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
 
 # %%

@@ -181,7 +181,7 @@ assert [slot(p) for p in range(12)] == [slot_of(block_table, block_size, p) for 
 try:
     slot_of(block_table, block_size, 12)
 except BlockError as error:
-    print("SlotOutOfRange:", error)
+    print("refused:", error)
 
 # %% [markdown]
 # ## The write side and the read side
@@ -323,7 +323,6 @@ print("naive = cached = paged, for four block sizes")
 # nobody wrote may hold NaN, and zero times NaN is NaN, so a mask on the scores alone does not help.
 
 # %%
-from kvlab.errors import BlockError
 from kvlab.paged import paged_attention
 
 cache = PagedKVCache(small, num_blocks, 4)
@@ -340,9 +339,9 @@ print("finite:", bool(out.isfinite().all()), " (entry 999 lies past B's length a
 
 # %%
 try:
-    paged_attention(query, *pools, torch.tensor([[5, 2, 99], [7, 1, 0]]), lens, starts)
+    paged_attention(query, *pools, torch.tensor([[5, 2, 99], [7, 1, 3]]), lens, starts)
 except BlockError as error:
-    print("TableEntryOutOfRange:", error)
+    print("refused:", error)
 
 # %% [markdown]
 # ## Who owns a block
@@ -353,7 +352,6 @@ except BlockError as error:
 
 # %%
 from kvlab.blocks import BlockPool
-from kvlab.errors import BlockError, OutOfBlocks
 
 blocks = BlockPool(num_blocks=6, block_size=4)
 first = blocks.allocate(2)
@@ -361,8 +359,8 @@ print("handed out:", first, " free:", list(blocks.free_list))
 for wrong in (lambda: blocks.allocate(4), lambda: blocks.free([first[0], first[0]])):
     try:
         wrong()
-    except (OutOfBlocks, BlockError) as error:
-        print(f"{type(error).__name__}: {error}")
+    except BlockError as error:
+        print("refused:", error)
 print("as before:", list(blocks.free_list))
 
 # %% [markdown]
@@ -373,8 +371,8 @@ print("as before:", list(blocks.free_list))
 # `BlockManager` keeps the tables. It hands out a block exactly when a token needs it.
 
 # %%
-from kvlab.tables import BlockManager
 from kvlab.request import Request
+from kvlab.tables import BlockManager
 
 manager = BlockManager(BlockPool(8, 4))
 seq = Request("A", [11, 12, 13])
@@ -422,7 +420,7 @@ for seq, token in ((parent, 6), (child, 7)):
 from kvlab.generate import PagedDecoder
 
 decoder = PagedDecoder(model, num_blocks=32, block_size=4)
-parent = decoder.sequence(prompt_ids)
+parent = decoder.request(prompt_ids)
 decoder.prefill(parent)
 child = decoder.manager.fork(parent, "child")
 for seq, word in ((parent, " nobody"), (child, " everybody")):
@@ -439,24 +437,24 @@ for seq, row in zip((parent, child), rows, strict=True):
 #
 # K and V of a block depend on every token up to its end, and on the adapter, and on the images
 # (chapter 2's list). So that is its name: a hash of the parent block's hash, its own tokens, and
-# those extra things, each tagged with its source. One more goes in on request: a *salt*, which keeps
+# those extra things, each *tagged* with its kind. One more goes in on request: a *salt*, which keeps
 # tenants apart. Requests with different salts share nothing.
 
 # %%
-from kvlab.tables import ROOT_HASH, hash_block, tags_between
+from kvlab.tables import ROOT_HASH, hash_block
 
-parent_hash = hash_block(ROOT_HASH, (1, 2, 3, 4), ())
-same_tokens_later = hash_block(parent_hash, (1, 2, 3, 4), ())
+parent_hash = hash_block(ROOT_HASH, (1, 2, 3, 4))
+same_tokens_later = hash_block(parent_hash, (1, 2, 3, 4))
 print("equal tokens, another place:", same_tokens_later == parent_hash)
-by_adapter = tags_between(0, 4, adapter="X")
-by_salt = tags_between(0, 4, cache_salt="X")
-print("adapter X and salt X:", by_adapter, by_salt)
-print("equal hashes:", hash_block(ROOT_HASH, (1,), by_adapter) == hash_block(ROOT_HASH, (1,), by_salt))
+adapter, salt = [("adapter", "X")], [("salt", "X")]
+same = hash_block(ROOT_HASH, (1,), adapter) == hash_block(ROOT_HASH, (1,), salt)
+print("an adapter X and a salt X:", same)
 
 # %% [markdown]
 # In kvlab a block is *published* under its hash when it is full and its K and V are computed, and not
 # one moment earlier. Two equal prompts in the same step therefore find nothing of each other. And a hit
-# compares the tokens of the whole chain: a hash may collide, a token list cannot.
+# compares the block's own tokens as well, so that a map that has gone stale gives a miss and not
+# somebody else's text.
 
 # %%
 manager = BlockManager(BlockPool(12, 4))
@@ -486,7 +484,7 @@ prompts = [instructions + checkpoint.encode(q) for q in questions]
 def serve(prefix_caching):
     """Prefill all prompts; they stay resident. Returns the decoder and each one's first token."""
     decoder = PagedDecoder(model, 160, 16, prefix_caching=prefix_caching)
-    sequences = [decoder.sequence(ids) for ids in prompts]
+    sequences = [decoder.request(ids) for ids in prompts]
     outputs = [int(decoder.prefill(seq).argmax()) for seq in sequences]
     return decoder, outputs
 
@@ -562,24 +560,27 @@ table(
 exact = instructions[: 16 * 8]
 
 
-def send_twice(rule):
+def send_twice(name, rule):
     """What the second of two equal prompts finds and computes."""
-    decoder = PagedDecoder(model, 64, 16, full_hit=rule)
-    right = decoder.prefill(decoder.sequence(exact)).argmax()
-    second, before = decoder.sequence(exact), decoder.num_tokens_computed
+    decoder = PagedDecoder(model, 64, 16, manager=rule)
+    right = decoder.prefill(decoder.request(exact)).argmax()
+    second, before = decoder.request(exact), decoder.num_tokens_computed
     same = bool(decoder.prefill(second).argmax() == right)
     computed = decoder.num_tokens_computed - before
-    return {"rule": rule, "found": second.num_cached_tokens, "computed": computed,
+    return {"rule": name, "found": second.num_found_tokens, "computed": computed,
             "same token": same}
 
 
 # %%
-rows = [send_twice("block"), send_twice("token")]
+from kvlab.notebook.policies import TokenRule
+
+rows = [send_twice("block", BlockManager), send_twice("token", TokenRule)]
 table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 
 
 # %% [markdown]
 # The block rule gives up the last block, which is simple, and computes a block's worth of tokens.
+# It is kvlab's own; the other one is a subclass with one method, `reusable_tokens`.
 # The token rule keeps it and computes one. But that one token is written into a block that is
 # shared, so it pays with a block copy when somebody else still holds it. After the forward the copy
 # turns out to equal the original, is given back, and the two tables meet again.
@@ -591,12 +592,13 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 # *evicted*, and the order matters. A chain can only be hit from its head on: without its first
 # block, the ones behind it are out of reach. So a table is released in such a way that its tail goes first, and
 # among chains the one that was used longest ago. A free block that was never published holds nothing
-# to find, and is handed out before all of them. We watch a chain of eight blocks go.
+# to find, and is handed out before all of them. We watch a chain of eight blocks go, under this rule
+# and under its opposite: the rule is one method of the pool, `release_order`.
 
 # %%
-def reusable(eviction):
+def reusable(pool):
     """Tokens of a cached prompt that can still be reused, after 0, 1, 2 ... evictions."""
-    manager = BlockManager(BlockPool(9, 4, eviction=eviction))
+    manager = BlockManager(pool)
     old = Request("old", list(range(32)))
     manager.start(old, 32)
     manager.mark_computed(old, 32)
@@ -609,9 +611,12 @@ def reusable(eviction):
 
 
 # %%
+from kvlab.notebook.policies import HeadFirst
+
 evicted = list(range(9))
+pools = {"tail first": BlockPool(9, 4), "head first": HeadFirst(9, 4)}
 figure(
-    {"tail first": (evicted, reusable("lru")), "head first": (evicted, reusable("head_first"))},
+    {name: (evicted, reusable(pool)) for name, pool in pools.items()},
     x="blocks evicted",
     y="tokens that can still be reused",
     title="Evicting a chain of eight blocks",
@@ -631,9 +636,9 @@ figure(
 from kvlab.tables import longest_full_hit, longest_hybrid_hit, longest_sliding_hit
 
 there = [True, True, False, True, True]  # blocks of one token; the third was evicted
-print("full attention reuses", longest_full_hit(there, 5))
-print("a window of 2 reuses", longest_sliding_hit(there, 5, window=2, block_size=1))
-print("a model with both kinds", longest_hybrid_hit(there, there, 5, window=2, block_size=1))
+print("full attention reuses", longest_full_hit(there))
+print("a window of 2 reuses", longest_sliding_hit(there, window=2, block_size=1))
+print("a model with both kinds", longest_hybrid_hit(there, there, window=2, block_size=1))
 
 # %% [markdown]
 # And a sequence in the middle of its run: it holds what its window can still see, no more.
@@ -650,18 +655,19 @@ print("table of a running windowed sequence:", seq.block_table)
 #
 # Every usable block is in use or free and never both. A count is the number of table entries that
 # name the block. The map from hash to block and the hashes on the blocks are the same relation. And
-# two tables share a block only for the same tokens. `check_integrity` says which rule is broken, and
+# two tables share a block only for the same tokens. `check_tables` says which rule is broken, and
 # where. kvlab's tests call it after each operation of long random runs.
 
 # %%
 from kvlab.errors import IntegrityError
+from kvlab.integrity import check_tables
 
 manager = BlockManager(BlockPool(8, 4))
 for name, base in (("A", 0), ("B", 50)):
     seq = Request(name, [base + i for i in range(6)])
     manager.start(seq, 6)
     manager.mark_computed(seq, 6)
-manager.check_integrity()
+check_tables(manager)
 
 # %% [markdown]
 # All is well. Now we do what a careless engine does, and put a block back while its owner runs.
@@ -669,7 +675,7 @@ manager.check_integrity()
 # %%
 manager.pool.free_list[2] = None  # A's second block, back on the free list while A runs
 try:
-    manager.check_integrity()
+    check_tables(manager)
 except IntegrityError as error:
     print(*error.findings, sep="\n")
 

@@ -226,7 +226,7 @@ def test_without_triton_everything_else_works_and_the_launcher_says_why() -> Non
         "import sys\n"
         "sys.modules['triton'] = None\n"
         "import torch\n"
-        "from kvlab import exercises\n"
+        "from kvlab.notebook import exercises\n"
         "from kvlab.kernels import KernelError, bench, choose, paged_decode, reference, report\n"
         "z = torch.zeros\n"
         "case = (torch.ones(1, 2, 16), z(2, 4, 1, 16), torch.ones(2, 4, 1, 16),"
