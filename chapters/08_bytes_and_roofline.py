@@ -187,7 +187,7 @@ def forward(num_new, cached, rows):
     if cached is None:
         return lambda: model.forward(ids, positions, UncachedAttention(spec), rows)
     cache = ContiguousKVCache(spec, 1, start + num_new)
-    cache.advance(start)
+    cache.length = start  # as if so many had been written
     return lambda: model.forward(ids, positions, CachedAttention(spec, cache), rows)
 
 
@@ -306,7 +306,7 @@ def predicted(num_new, context, num_rows, batch=1):
 def batched(batch, context=96):
     """One cached step of `batch` sequences."""
     cache = ContiguousKVCache(spec, batch, context)
-    cache.advance(context - 1)
+    cache.length = context - 1  # as if so many had been written
     attend = CachedAttention(spec, cache)
     ids = torch.full((batch, 1), 11)
     return lambda: model.forward(ids, torch.full((batch, 1), context - 1), attend, "last")
