@@ -33,12 +33,13 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 # wants a core as well, each turn of a loop waits for one that was put aside: many times slower.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help env book lab notebooks check test long bench browser address constraints clean distclean
+.PHONY: help env book lab notebooks check lint test long bench browser address constraints clean distclean
 
 help:
 	@echo "make book        run the chapters and build the book in _build/html"
 	@echo "make lab         open JupyterLab on the chapters"
 	@echo "make notebooks   run the chapters' .py files and write their .ipynb (ONLY=\"02 05\": some)"
+	@echo "make check       compare sources and notebooks, and lint: ruff and mypy"
 	@echo "make test        all tests; builds the book first and finds a Chromium"
 	@echo "make colab       the chapters on Colab's versions; make newest, make transformers4: on others"
 	@echo "make long        the tests with long property runs"
@@ -80,9 +81,14 @@ lab: $(ENV) checkpoint
 notebooks: $(ENV) checkpoint
 	$(PY) tools/build_notebooks.py $(ONLY)
 
-check: $(ENV)
+check: $(ENV) lint
 	$(PY) tools/build_notebooks.py --check
+	$(PY) tools/house.py --check
+
+# What can be said of the code without running it: ruff for all of it, mypy for kvlab.
+lint: $(ENV)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
 
 # The chapters on other versions of what they stand on, each in an environment of its own. It
 # fetches and converts the checkpoint for itself, as a hosted notebook does.
@@ -112,8 +118,7 @@ $(VERSIONS): %: .venv-%/.installed
 browser: $(ENV)
 	@$(PY) tools/browser.py
 
-test: $(BOOK) browser checkpoint
-	$(VENV)/bin/ruff check .
+test: lint $(BOOK) browser checkpoint
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q
 
 long: $(BOOK) browser checkpoint

@@ -20,7 +20,7 @@ import transformers
 from bench import cases, llamacpp, pages, record
 from bench.rivals import Rivals
 from kvlab import checkpoint
-from kvlab.measure import describe_machine, measured_hardware
+from kvlab.notebook.measure import describe_machine, measured_hardware
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = ("decode", "overhead", "means", "context", "engine", "pages")

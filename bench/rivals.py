@@ -12,9 +12,8 @@ from transformers import LlamaForCausalLM
 from bench import llamacpp
 from kvlab.attention import CachedAttention
 from kvlab.cache import ContiguousKVCache
-from kvlab.checkpoint import Checkpoint
+from kvlab.checkpoint import Checkpoint, cache_argument, cache_of, load_with
 from kvlab.generate import cached_generate
-from kvlab.hf import cache_argument, cache_of, load_with
 
 Generate = Callable[[Sequence[int], int], list[int]]
 
@@ -76,7 +75,7 @@ class Rivals:
         cache = ContiguousKVCache(model.spec, 1, context, self.dtype)
         for tensor in cache.keys + cache.values:
             tensor.normal_()
-        cache.advance(context - 1)
+        cache.length = context - 1  # as if so many had been written
         attend = CachedAttention(model.spec, cache)
         token, position = torch.tensor([[11]]), torch.tensor([[context - 1]])
 

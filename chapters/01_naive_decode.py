@@ -44,8 +44,8 @@ if "google.colab" in sys.modules:
 
 # %% tags=["hide-input"]
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.recompute import Recompute
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.costs import Recompute
 
 show(Recompute(preset("smollm2-135m")))
 
@@ -58,7 +58,7 @@ show(Recompute(preset("smollm2-135m")))
 
 # %% tags=["hide-input"]
 from kvlab import costs, units
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
 from kvlab.reports import cost_report
 
 llama = preset("llama-3-8b")
@@ -280,7 +280,7 @@ table(
 # does a naive step take at 512 tokens than at 64?
 
 # %%
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 flops_exact = {
     s: costs.uncached_step_flops(spec, costs.streamed_params(spec), s) for s in (64, 128, 256, 512)
@@ -295,7 +295,7 @@ show(
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from kvlab.measure import in_turns, medians
+from kvlab.notebook.measure import in_turns, medians
 
 
 def naive_step(s):
@@ -382,7 +382,7 @@ for name in ("causal_mask_missing", "logits_row_before_last"):
 # *last* forward compute and throw away?
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here
 check("1.1", answer)

@@ -45,8 +45,8 @@ if "google.colab" in sys.modules:
 
 # %%
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.cost_table import CostTable
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.costs import CostTable
 
 llama = preset("llama-3-8b")
 show(CostTable())
@@ -60,7 +60,7 @@ import torch
 
 from kvlab import costs, units
 from kvlab.checkpoint import load
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec
@@ -167,7 +167,8 @@ print("the same text, nothing moved")
 
 # %%
 from kvlab.attention import CachedAttention
-from kvlab.cache import CacheFull, ConcatenatedKVCache, ContiguousKVCache
+from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
+from kvlab.errors import CacheError
 
 cache = ContiguousKVCache(spec, batch_size=1, max_len=len(prompt_ids) + 11)
 assert cached_generate(model, prompt_ids, 12, cache=cache) == by_hand
@@ -178,7 +179,7 @@ print("the same rows as ours, to the bit:", same_rows)
 # %%
 try:
     cached_generate(model, prompt_ids, 3, cache=ContiguousKVCache(spec, 1, len(prompt_ids)))
-except CacheFull as error:
+except CacheError as error:
     print("CacheFull:", error)
 
 # %% [markdown]
@@ -477,7 +478,7 @@ say(
 # below asks for.
 
 # %%
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 NEW = 128
 run_contexts = range(p + 1, p + NEW)
@@ -507,7 +508,7 @@ show(
 # %%
 from transformers import AutoModelForCausalLM, logging
 
-from kvlab.hf import cache_of, layer_key, load_with
+from kvlab.checkpoint import cache_of, layer_key, load_with
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -661,7 +662,7 @@ for name in ("top_left_mask", "unwritten_rows_read", "stale_rollback"):
 # **2.1** How many bytes does one token take in the cache of SmolLM2-135M, in float32?
 
 # %%
-from kvlab.exercises import check, status
+from kvlab.notebook.exercises import check, status
 
 answer = None  # your answer here
 check("2.1", answer)

@@ -44,7 +44,7 @@ if "google.colab" in sys.modules:
 # %% tags=["hide-input"]
 from kvlab import costs, kv_costs, units
 from kvlab.configs import preset
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
 
 llama = preset("llama-3-8b")
 right_rate = costs.kv_bytes_per_token(llama)
@@ -68,8 +68,8 @@ say(
 # row is a latent model (MLA), which comes below.
 
 # %% tags=["hide-input"]
-from kvlab.widgets.base import show
-from kvlab.widgets.shapes import Shapes
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.costs import Shapes
 
 show(Shapes("smollm2-135m"))
 
@@ -170,7 +170,7 @@ print("folded agrees:", torch.allclose(same, ours, atol=1e-5))
 # context, through PyTorch's own attention: folded, with its grouped flag, and with K and V repeated.
 
 # %%
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 group = llama.num_heads // llama.num_kv_heads
 show(
@@ -183,7 +183,7 @@ show(
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from kvlab.measure import in_turns, medians
+from kvlab.notebook.measure import in_turns, medians
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 q = torch.randn(1, 32, 1, 128)
@@ -235,7 +235,7 @@ table(rows, "The formula and the tensors of kvlab's cache, in bytes")
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlab.configs import read_config
-from kvlab.hf import cache_of
+from kvlab.checkpoint import cache_of
 
 toy = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
        "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
@@ -532,7 +532,7 @@ print("blocks, tokens      ", plan["num_blocks"], plan["pool_tokens"])
 # any `config.json` into it: it is read on your side, by this book's own Python, and goes nowhere.
 
 # %%
-from kvlab.widgets.capacity import Capacity
+from kvlab.notebook.widgets.sheet import Capacity
 
 show(Capacity())
 
@@ -562,7 +562,7 @@ table(rows, f"Sequences in a pool of {units.binary_bytes(pool)}",
 # many bytes does one token keep in bf16?
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here
 check("3.1", answer)

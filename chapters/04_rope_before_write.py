@@ -50,8 +50,8 @@ if "google.colab" in sys.modules:
 
 # %% tags=["hide-input"]
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.rotate import Rotate
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.positions import Rotate
 
 show(Rotate(preset("smollm2-135m").rope))
 
@@ -67,7 +67,7 @@ import torch
 from kvlab.checkpoint import load
 from kvlab.faults import fault
 from kvlab.generate import cached_generate
-from kvlab.plots import say, table
+from kvlab.notebook.display import say, table
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec
@@ -171,7 +171,7 @@ for places in ((6, 4), (7, 4), (7, 5), (1006, 1004)):
 
 # %%
 from kvlab.cache import ContiguousKVCache
-from kvlab.model import project, rms_norm
+from kvlab.model import rms_norm
 
 cache = ContiguousKVCache(spec, 1, max_len=len(prompt_ids))
 first_output = cached_generate(model, prompt_ids, 1, cache=cache)
@@ -180,7 +180,7 @@ first_output = cached_generate(model, prompt_ids, 1, cache=cache)
 layer = model.layers[0]
 # each layer first scales its input rows to one size (RMSNorm)
 hidden = rms_norm(model.embed_tokens[torch.tensor(prompt_ids)], layer.input_norm, layer.eps)
-qkv = project(layer.qkv_proj, hidden).view(len(prompt_ids), -1, spec.head_dim)
+qkv = torch.nn.functional.linear(hidden, layer.qkv_proj).view(len(prompt_ids), -1, spec.head_dim)
 _, key, value = qkv.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
 
 # %%
@@ -271,8 +271,8 @@ for position_of in (off_by_one, restart, shift_all):
 # guess.
 
 # %%
-from kvlab.faults.shift import shifted_drift
-from kvlab.widgets.predict import Predict
+from kvlab.faults.drift import shifted_drift
+from kvlab.notebook.widgets.practice import Predict
 
 near, far = (shifted_drift(offset, num_steps=32) for offset in (1, 64))
 show(
@@ -312,7 +312,7 @@ table(rows, "32 decode steps after 64 tokens of text, all layers moved")
 # layers or in a single one. Choose, and see where the model is sensitive.
 
 # %%
-from kvlab.widgets.drift import DriftCurves
+from kvlab.notebook.widgets.positions import DriftCurves
 
 show(DriftCurves())
 
@@ -324,7 +324,7 @@ show(DriftCurves())
 # And no single layer does it alone: each is nearly harmless, and together they add up.
 
 # %% tags=["hide-input"]
-from kvlab.widgets.drift import read_record
+from kvlab.notebook.widgets.positions import read_record
 
 record = read_record()
 curves = {(c["offset"], c["layer"]): c["kl"] for c in record["curves"]}
@@ -345,7 +345,7 @@ say(
 
 # %%
 from kvlab.faults.drift import cached_logits, text_ids
-from kvlab.faults.shift import shifted_logits
+from kvlab.faults.drift import shifted_logits
 
 ids = text_ids()[:60]
 with fault("decode_position_off_by_one"):
@@ -561,7 +561,8 @@ table(rows, "Rotary settings of some models", note="GPT-2 learns its positions a
 # one. kvlab's `RopeTable` refuses to switch behind your back.
 
 # %%
-from kvlab.rope import RopeTable, StaleRotation
+from kvlab.errors import RopeError
+from kvlab.rope import RopeTable
 
 settings = {
     "short_factor": (1.0,) * 4, "long_factor": (4.0,) * 4,
@@ -574,7 +575,7 @@ short_table = RopeTable(longrope)
 short_table.rows(torch.arange(8))
 try:
     short_table.rows(torch.tensor([8]))
-except StaleRotation as error:
+except RopeError as error:
     print(error)
 
 # %% [markdown]
@@ -641,7 +642,7 @@ table(rows, f"One cached step at s = {s:,}, all layers")
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from kvlab.measure import in_turns, medians
+from kvlab.notebook.measure import in_turns, medians
 
 query = torch.randn(1, 1, spec.num_heads, spec.head_dim)
 keys, values = torch.randn(2, 1, spec.num_kv_heads, 2048, spec.head_dim)
@@ -703,8 +704,8 @@ print("layers whose plain K is the same at another place:  ", layers_equal(plain
 # column and position are no longer the same thing: each row counts its own real tokens.
 
 # %%
-from kvlab.padding import left_pad, padded_generate
-from kvlab.positions import next_positions, padded_positions
+from kvlab.generate import left_pad, padded_generate
+from kvlab.rope import next_positions, padded_positions
 
 short = checkpoint.encode("Two plus two is")
 token_ids, mask = left_pad([short, prompt_ids])
@@ -767,7 +768,7 @@ table(rows, "Faults of positions and rotation", text=True)
 # does the token have that the last one feeds?
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here
 check("4.1", answer)

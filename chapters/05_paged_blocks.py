@@ -48,8 +48,8 @@ if "google.colab" in sys.modules:
 # free by hand, then break it.
 
 # %%
-from kvlab.widgets.base import show
-from kvlab.widgets.pool import Pool
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.scenes import Pool
 
 show(Pool())
 
@@ -68,7 +68,7 @@ show(Pool())
 # %%
 import random
 
-from kvlab.paging import paged_waste, reserved_waste
+from kvlab.notebook.pool_waste import paged_waste, reserved_waste
 
 draw = random.Random(5)
 MAX_LEN = 4096
@@ -76,8 +76,8 @@ lengths = [min(MAX_LEN, int(draw.lognormvariate(5.5, 1.0))) for _ in range(64)]
 print("the first of them:", lengths[:12])
 
 # %%
-from kvlab.plots import say
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.display import say
+from kvlab.notebook.widgets.practice import Predict
 
 reserved = reserved_waste(lengths, MAX_LEN)
 show(
@@ -96,8 +96,8 @@ show(
 # that is `(block_size - 1) / 2` slots a request, whatever its length.
 
 # %%
-from kvlab.paging import expected_waste_per_request
-from kvlab.plots import table
+from kvlab.notebook.pool_waste import expected_waste_per_request
+from kvlab.notebook.display import table
 
 rows = [{"memory": f"reserve {MAX_LEN}", "slots taken": f"{reserved.taken_slots:,}",
          "empty": f"{reserved.wasted_share:.1%}", "empty per request": "", "expected": ""}]
@@ -115,7 +115,7 @@ for block_size in (1, 4, 16, 64, 256):
 table(rows, f"{len(lengths)} requests, {sum(lengths):,} tokens")
 
 # %%
-from kvlab.plots import figure
+from kvlab.notebook.display import figure
 
 sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 share_reserved = [100 * reserved.wasted_share] * len(sizes)
@@ -140,7 +140,7 @@ figure(
 # %% tags=["hide-input"]
 from kvlab import costs, units
 from kvlab.configs import preset
-from kvlab.paging import num_that_fit_paged, num_that_fit_reserved
+from kvlab.notebook.pool_waste import num_that_fit_paged, num_that_fit_reserved
 
 llama = preset("llama-3-8b")
 slots = (64 * 2**30) // costs.kv_bytes_per_token(llama)
@@ -174,13 +174,14 @@ for position in (0, 3, 4, 9):
           f"offset {position % block_size} -> slot {slot(position)}")
 
 # %%
-from kvlab.slots import SlotOutOfRange, slot_of
+from kvlab.blocks import slot_of
+from kvlab.errors import BlockError
 
 assert [slot(p) for p in range(12)] == [slot_of(block_table, block_size, p) for p in range(12)]
 try:
     slot_of(block_table, block_size, 12)
-except SlotOutOfRange as error:
-    print("SlotOutOfRange:", error)
+except BlockError as error:
+    print("refused:", error)
 
 # %% [markdown]
 # ## The write side and the read side
@@ -242,7 +243,7 @@ for name, key in keys.items():
 # %%
 from dataclasses import replace
 
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedKVCache
 from kvlab.specs import LayerSpec
 
 layer = LayerSpec("full", num_kv_heads, head_dim, head_dim)
@@ -308,7 +309,7 @@ print(checkpoint.decode(by_hand))
 
 # %%
 from kvlab.generate import cached_generate, naive_generate
-from kvlab.generate_paged import paged_generate
+from kvlab.generate import paged_generate
 
 naive = naive_generate(model, prompt_ids, 12)
 assert naive == cached_generate(model, prompt_ids, 12) == by_hand
@@ -322,7 +323,7 @@ print("naive = cached = paged, for four block sizes")
 # nobody wrote may hold NaN, and zero times NaN is NaN, so a mask on the scores alone does not help.
 
 # %%
-from kvlab.paged_attention import TableEntryOutOfRange, paged_attention
+from kvlab.paged import paged_attention
 
 cache = PagedKVCache(small, num_blocks, 4)
 cache.key_cache(0).fill_(torch.nan)
@@ -338,9 +339,9 @@ print("finite:", bool(out.isfinite().all()), " (entry 999 lies past B's length a
 
 # %%
 try:
-    paged_attention(query, *pools, torch.tensor([[5, 2, 99], [7, 1, 0]]), lens, starts)
-except TableEntryOutOfRange as error:
-    print("TableEntryOutOfRange:", error)
+    paged_attention(query, *pools, torch.tensor([[5, 2, 99], [7, 1, 3]]), lens, starts)
+except BlockError as error:
+    print("refused:", error)
 
 # %% [markdown]
 # ## Who owns a block
@@ -350,7 +351,7 @@ except TableEntryOutOfRange as error:
 # *null block*, and fills table entries where there is nothing to read.
 
 # %%
-from kvlab.blocks import BlockPool, DoubleFree, OutOfBlocks
+from kvlab.blocks import BlockPool
 
 blocks = BlockPool(num_blocks=6, block_size=4)
 first = blocks.allocate(2)
@@ -358,8 +359,8 @@ print("handed out:", first, " free:", list(blocks.free_list))
 for wrong in (lambda: blocks.allocate(4), lambda: blocks.free([first[0], first[0]])):
     try:
         wrong()
-    except (OutOfBlocks, DoubleFree) as error:
-        print(f"{type(error).__name__}: {error}")
+    except BlockError as error:
+        print("refused:", error)
 print("as before:", list(blocks.free_list))
 
 # %% [markdown]
@@ -370,11 +371,11 @@ print("as before:", list(blocks.free_list))
 # `BlockManager` keeps the tables. It hands out a block exactly when a token needs it.
 
 # %%
-from kvlab.block_tables import BlockManager
-from kvlab.sequence import Sequence
+from kvlab.request import Request
+from kvlab.tables import BlockManager
 
 manager = BlockManager(BlockPool(8, 4))
-seq = Sequence("A", [11, 12, 13])
+seq = Request("A", [11, 12, 13])
 manager.start(seq, 3)
 manager.mark_computed(seq, 3)
 for token in (14, 15, 16, 17, 18, 19):
@@ -398,7 +399,7 @@ for token in (14, 15, 16, 17, 18, 19):
 
 # %%
 manager = BlockManager(BlockPool(10, 4))
-parent = Sequence("parent", [1, 2, 3, 4, 5])
+parent = Request("parent", [1, 2, 3, 4, 5])
 manager.start(parent, 5)
 manager.mark_computed(parent, 5)
 child = manager.fork(parent, "child")
@@ -416,10 +417,10 @@ for seq, token in ((parent, 6), (child, 7)):
 # cache does them, K and V, in every layer, before the write. On the checkpoint:
 
 # %%
-from kvlab.generate_paged import PagedDecoder
+from kvlab.generate import PagedDecoder
 
 decoder = PagedDecoder(model, num_blocks=32, block_size=4)
-parent = decoder.sequence(prompt_ids)
+parent = decoder.request(prompt_ids)
 decoder.prefill(parent)
 child = decoder.manager.fork(parent, "child")
 for seq, word in ((parent, " nobody"), (child, " everybody")):
@@ -436,30 +437,30 @@ for seq, row in zip((parent, child), rows, strict=True):
 #
 # K and V of a block depend on every token up to its end, and on the adapter, and on the images
 # (chapter 2's list). So that is its name: a hash of the parent block's hash, its own tokens, and
-# those extra things, each tagged with its source. One more goes in on request: a *salt*, which keeps
+# those extra things, each *tagged* with its kind. One more goes in on request: a *salt*, which keeps
 # tenants apart. Requests with different salts share nothing.
 
 # %%
-from kvlab.prefix import ROOT_HASH, extra_keys, hash_block
+from kvlab.tables import ROOT_HASH, hash_block
 
-parent_hash = hash_block(ROOT_HASH, (1, 2, 3, 4), ())
-same_tokens_later = hash_block(parent_hash, (1, 2, 3, 4), ())
+parent_hash = hash_block(ROOT_HASH, (1, 2, 3, 4))
+same_tokens_later = hash_block(parent_hash, (1, 2, 3, 4))
 print("equal tokens, another place:", same_tokens_later == parent_hash)
-by_adapter = extra_keys(0, 4, adapter="X")
-by_salt = extra_keys(0, 4, cache_salt="X")
-print("adapter X and salt X:", by_adapter, by_salt)
-print("equal hashes:", hash_block(ROOT_HASH, (1,), by_adapter) == hash_block(ROOT_HASH, (1,), by_salt))
+adapter, salt = [("adapter", "X")], [("salt", "X")]
+same = hash_block(ROOT_HASH, (1,), adapter) == hash_block(ROOT_HASH, (1,), salt)
+print("an adapter X and a salt X:", same)
 
 # %% [markdown]
 # In kvlab a block is *published* under its hash when it is full and its K and V are computed, and not
 # one moment earlier. Two equal prompts in the same step therefore find nothing of each other. And a hit
-# compares the tokens of the whole chain: a hash may collide, a token list cannot.
+# compares the block's own tokens as well, so that a map that has gone stale gives a miss and not
+# somebody else's text.
 
 # %%
 manager = BlockManager(BlockPool(12, 4))
-first = Sequence("first", list(range(10)))
+first = Request("first", list(range(10)))
 manager.start(first, 10)
-twin = Sequence("twin", list(range(10)))
+twin = Request("twin", list(range(10)))
 print("before the forward, the twin finds", manager.match_prefix(twin).num_tokens, "tokens")
 manager.mark_computed(first, 10)
 print("after it,", manager.match_prefix(twin).num_tokens, "of", twin.num_tokens)
@@ -483,7 +484,7 @@ prompts = [instructions + checkpoint.encode(q) for q in questions]
 def serve(prefix_caching):
     """Prefill all prompts; they stay resident. Returns the decoder and each one's first token."""
     decoder = PagedDecoder(model, 160, 16, prefix_caching=prefix_caching)
-    sequences = [decoder.sequence(ids) for ids in prompts]
+    sequences = [decoder.request(ids) for ids in prompts]
     outputs = [int(decoder.prefill(seq).argmax()) for seq in sequences]
     return decoder, outputs
 
@@ -535,7 +536,7 @@ print("the same first tokens:", same)
 # A clock: yours will differ.
 import pandas as pd
 
-from kvlab.measure import in_turns
+from kvlab.notebook.measure import in_turns
 
 calls = {"alone": lambda: serve(False), "shared": lambda: serve(True)}
 clock = in_turns(calls, rounds=2, warm_up=0)
@@ -559,24 +560,27 @@ table(
 exact = instructions[: 16 * 8]
 
 
-def send_twice(rule):
+def send_twice(name, rule):
     """What the second of two equal prompts finds and computes."""
-    decoder = PagedDecoder(model, 64, 16, full_hit=rule)
-    right = decoder.prefill(decoder.sequence(exact)).argmax()
-    second, before = decoder.sequence(exact), decoder.num_tokens_computed
+    decoder = PagedDecoder(model, 64, 16, manager=rule)
+    right = decoder.prefill(decoder.request(exact)).argmax()
+    second, before = decoder.request(exact), decoder.num_tokens_computed
     same = bool(decoder.prefill(second).argmax() == right)
     computed = decoder.num_tokens_computed - before
-    return {"rule": rule, "found": second.num_cached_tokens, "computed": computed,
+    return {"rule": name, "found": second.num_found_tokens, "computed": computed,
             "same token": same}
 
 
 # %%
-rows = [send_twice("block"), send_twice("token")]
+from kvlab.notebook.policies import TokenRule
+
+rows = [send_twice("block", BlockManager), send_twice("token", TokenRule)]
 table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 
 
 # %% [markdown]
 # The block rule gives up the last block, which is simple, and computes a block's worth of tokens.
+# It is kvlab's own; the other one is a subclass with one method, `reusable_tokens`.
 # The token rule keeps it and computes one. But that one token is written into a block that is
 # shared, so it pays with a block copy when somebody else still holds it. After the forward the copy
 # turns out to equal the original, is given back, and the two tables meet again.
@@ -588,17 +592,18 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 # *evicted*, and the order matters. A chain can only be hit from its head on: without its first
 # block, the ones behind it are out of reach. So a table is released in such a way that its tail goes first, and
 # among chains the one that was used longest ago. A free block that was never published holds nothing
-# to find, and is handed out before all of them. We watch a chain of eight blocks go.
+# to find, and is handed out before all of them. We watch a chain of eight blocks go, under this rule
+# and under its opposite: the rule is one method of the pool, `release_order`.
 
 # %%
-def reusable(eviction):
+def reusable(pool):
     """Tokens of a cached prompt that can still be reused, after 0, 1, 2 ... evictions."""
-    manager = BlockManager(BlockPool(9, 4, eviction=eviction))
-    old = Sequence("old", list(range(32)))
+    manager = BlockManager(pool)
+    old = Request("old", list(range(32)))
     manager.start(old, 32)
     manager.mark_computed(old, 32)
     manager.release(old)
-    again, found = Sequence("again", [*range(32), 99]), []
+    again, found = Request("again", [*range(32), 99]), []
     for _ in range(9):
         found.append(manager.match_prefix(again).num_tokens)
         manager.pool.allocate(min(1, manager.pool.num_free_blocks))
@@ -606,9 +611,12 @@ def reusable(eviction):
 
 
 # %%
+from kvlab.notebook.policies import HeadFirst
+
 evicted = list(range(9))
+pools = {"tail first": BlockPool(9, 4), "head first": HeadFirst(9, 4)}
 figure(
-    {"tail first": (evicted, reusable("lru")), "head first": (evicted, reusable("head_first"))},
+    {name: (evicted, reusable(pool)) for name, pool in pools.items()},
     x="blocks evicted",
     y="tokens that can still be reused",
     title="Evicting a chain of eight blocks",
@@ -625,19 +633,19 @@ figure(
 # hole is the end.
 
 # %%
-from kvlab.prefix import longest_full_hit, longest_hybrid_hit, longest_sliding_hit
+from kvlab.tables import longest_full_hit, longest_hybrid_hit, longest_sliding_hit
 
 there = [True, True, False, True, True]  # blocks of one token; the third was evicted
-print("full attention reuses", longest_full_hit(there, 5))
-print("a window of 2 reuses", longest_sliding_hit(there, 5, window=2, block_size=1))
-print("a model with both kinds", longest_hybrid_hit(there, there, 5, window=2, block_size=1))
+print("full attention reuses", longest_full_hit(there))
+print("a window of 2 reuses", longest_sliding_hit(there, window=2, block_size=1))
+print("a model with both kinds", longest_hybrid_hit(there, there, window=2, block_size=1))
 
 # %% [markdown]
 # And a sequence in the middle of its run: it holds what its window can still see, no more.
 
 # %%
 windowed = BlockManager(BlockPool(12, 4), sliding_window=6)
-seq = Sequence("long", list(range(30)))
+seq = Request("long", list(range(30)))
 windowed.start(seq, 30)
 windowed.mark_computed(seq, 30)
 print("table of a running windowed sequence:", seq.block_table)
@@ -647,18 +655,19 @@ print("table of a running windowed sequence:", seq.block_table)
 #
 # Every usable block is in use or free and never both. A count is the number of table entries that
 # name the block. The map from hash to block and the hashes on the blocks are the same relation. And
-# two tables share a block only for the same tokens. `check_integrity` says which rule is broken, and
+# two tables share a block only for the same tokens. `check_tables` says which rule is broken, and
 # where. kvlab's tests call it after each operation of long random runs.
 
 # %%
-from kvlab.blocks import PoolCorrupt
+from kvlab.errors import IntegrityError
+from kvlab.integrity import check_tables
 
 manager = BlockManager(BlockPool(8, 4))
 for name, base in (("A", 0), ("B", 50)):
-    seq = Sequence(name, [base + i for i in range(6)])
+    seq = Request(name, [base + i for i in range(6)])
     manager.start(seq, 6)
     manager.mark_computed(seq, 6)
-manager.check_integrity()
+check_tables(manager)
 
 # %% [markdown]
 # All is well. Now we do what a careless engine does, and put a block back while its owner runs.
@@ -666,8 +675,8 @@ manager.check_integrity()
 # %%
 manager.pool.free_list[2] = None  # A's second block, back on the free list while A runs
 try:
-    manager.check_integrity()
-except PoolCorrupt as error:
+    check_tables(manager)
+except IntegrityError as error:
     print(*error.findings, sep="\n")
 
 # %% [markdown]
@@ -712,7 +721,7 @@ table([{"fault": name, "KL, nats": value} for name, value in harm.items()],
 # pool are K and V of position 37?
 
 # %%
-from kvlab.exercises import check, status
+from kvlab.notebook.exercises import check, status
 
 answer = None  # your answer here
 check("5.1", answer)
@@ -766,7 +775,7 @@ check("5.3", blocks_needed)
 # the pool.)
 
 # %%
-from kvlab.exercises.ch05_sharing import SHARING_OPTIONS
+from kvlab.notebook.exercises.ch05 import SHARING_OPTIONS
 
 print(*SHARING_OPTIONS, sep="\n")
 answer = None  # your answer here, a set of names

@@ -68,8 +68,8 @@ if not torch.cuda.is_available():
 
 # %%
 from kvlab.configs import preset
-from kvlab.widgets.base import show
-from kvlab.widgets.splits import Splits, launch_facts
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.splits import Splits, launch_facts
 
 llama = preset("llama-3-8b")
 show(Splits(llama))
@@ -192,8 +192,8 @@ print("positions masked:", int((~visible).sum()), "of", len(position))
 # %%
 import pandas as pd
 
-from kvlab.kernels.splits import replay
-from kvlab.plots import figure, say, table
+from kvlab.kernels.reference import replay
+from kvlab.notebook.display import figure, say, table
 
 TABLE = [6, 11, 3, 8, 1, 9]
 rows = []
@@ -248,7 +248,7 @@ source(kernels.kv_offset, "return", "nothing")
 # pools nothing is wrong. The same two products, once in either width:
 
 # %%
-from kvlab.kernels.walk import kv_offset
+from kvlab.kernels.reference import kv_offset
 
 packed_block = 16 * 2 * llama.num_kv_heads * llama.head_dim  # K and V of 16 tokens in one block
 last = 2**31 // packed_block - 1
@@ -304,18 +304,18 @@ source(kernels.merge_splits, "top = tl.max", "out = (acc")
 # ## Does it work?
 #
 # `paged_decode` launches both. Where there is no Triton at all (it has wheels for Linux only), the
-# chapter goes on with the same steps in torch, `paged_decode_walk`.
+# chapter goes on with the same steps in torch, `paged_decode_torch`.
 
 # %%
-from kvlab.backends import choose_backend
-from kvlab.kernels.launch import paged_decode
-from kvlab.kernels.lesson import kernel_device
+from kvlab.kernels.choose import choose_backend
+from kvlab.kernels.paged_decode import paged_decode
+from kvlab.kernels.paged_decode import kernel_device
 from kvlab.kernels.reference import paged_decode_reference
-from kvlab.kernels.walk import paged_decode_walk
+from kvlab.kernels.reference import paged_decode_torch
 
 backend = choose_backend()
 runs_on = kernel_device() if kernels.INTERPRETED or backend.name == "triton" else None
-decode = paged_decode if runs_on else paged_decode_walk
+decode = paged_decode if runs_on else paged_decode_torch
 device = runs_on or "cpu"
 
 # %% tags=["nbval-ignore-output"]
@@ -376,13 +376,13 @@ table(rows, "The kernel against float64, whatever the number of splits")
 
 # %%
 from kvlab import costs, units
-from kvlab.kernels.trace import trace_accesses
+from kvlab.kernels.reference import trace_loads
 from kvlab.specs import LayerSpec
 
 layer = LayerSpec("full", num_kv_heads=1, key_dim=20, value_dim=20)
 planned = int(case[4].sum()) * costs.layer_kv_bytes_per_token(layer, bytes_per_element=4)
 if runs_on == "cpu":
-    with trace_accesses() as trace:
+    with trace_loads() as trace:
         paged_decode(*case, num_splits=3)
     loaded = trace.bytes_loaded(case[1]) + trace.bytes_loaded(case[2])
 else:
@@ -407,7 +407,7 @@ print(f"planned {planned:,} bytes, loaded {loaded:,}")
 # %%
 from kvlab.configs import hardware
 from kvlab.kernels.splits import split_table
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 a100 = hardware("a100-80gb")
 one = split_table(1, llama.num_kv_heads, 8192, a100.num_multiprocessors, 32)
@@ -460,11 +460,11 @@ table(rows, f"{llama.name}, 8,192 tokens each, {a100.name}")
 # We run the real checkpoint both ways.
 
 # %%
-from kvlab.backends import KernelPagedAttention
+from kvlab.kernels.choose import KernelPagedAttention
 from kvlab.checkpoint import load, read_weights
 from kvlab.engine import Engine
 from kvlab.model import Decoder
-from kvlab.paged_attention import PagedAttention
+from kvlab.paged import PagedAttention
 
 checkpoint = load()
 weights = {name: w.float().to(device) for name, w in read_weights(checkpoint.folder).items()}
@@ -490,7 +490,7 @@ print(texts["PagedAttention"])
 # memory: there must be none. *Async copies* fetch the next tile while this one is computed.
 
 # %%
-from kvlab.kernels.records import compile_record
+from kvlab.kernels.report import compile_record
 
 names = {
     "arch": "arch", "cards": "cards", "dtype": "dtype", "registers": "registers",
@@ -586,7 +586,7 @@ table(rows, f"Floor of one layer's decode attention, {llama.name}, 16-bit, datas
 # writes a record.
 
 # %%
-from kvlab.kernels.records import against_roofline, measurement_records
+from kvlab.kernels.bench import against_roofline, measurement_records
 
 records = measurement_records()
 for record in records:
@@ -635,8 +635,8 @@ else:
 # says yes to an emulation.
 
 # %%
-from kvlab.backends import decide
-from kvlab.devices import half_dtype
+from kvlab.kernels.choose import decide
+from kvlab.kernels.choose import half_dtype
 
 cases = {
     "T4, small case right": ((7, 5), lambda: None),
@@ -652,7 +652,7 @@ for name, (capability, trial) in cases.items():
 # %% [markdown]
 # ## The bugs of this chapter
 #
-# They are switched on in `paged_decode_walk`, so that they can be seen on any machine. Each is the
+# They are switched on in `paged_decode_torch`, so that they can be seen on any machine. Each is the
 # smallest input of a public report.
 
 # %%
@@ -682,8 +682,8 @@ for entry in [f for f in all_faults() if f.layer == "kernel"]:
 # with the scores 4 and 2 comes in. What is the sum now?
 
 # %%
-from kvlab.exercises import check, status
-from kvlab.kernels.lesson import jit, tl  # noqa: F401  for your functions
+from kvlab.notebook.exercises import check, status
+from kvlab.kernels.paged_decode import jit, tl  # noqa: F401  for your functions
 
 answer = None  # your answer here
 check("6.1", answer)

@@ -44,8 +44,8 @@ if "google.colab" in sys.modules:
 # waits, and × gave its memory back. Step through it, and watch request D.
 
 # %%
-from kvlab.widgets.base import show
-from kvlab.widgets.steps import Steps
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.scenes import Steps
 
 show(Steps("small_pool"))
 
@@ -87,7 +87,7 @@ print("decoding with 3 drafts:  ", new_tokens(known=5 + 7 + 3, computed=5 + 6))
 # be stored. With chunking switched off a prompt runs whole or not at all.
 
 # %%
-from kvlab.schedule import clamp_new_tokens, num_new_tokens
+from kvlab.scheduler import clamp_new_tokens, num_new_tokens
 
 for new, threshold, budget, chunked in (
     (5000, 2048, 8192, True),
@@ -159,11 +159,10 @@ for number, shares in enumerate(by_hand):
 # step with a `Schedule`: who got how many tokens, and why the others did not.
 
 # %%
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
-from kvlab.policy import SchedulerConfig
 from kvlab.request import Request
-from kvlab.scheduler import Scheduler
+from kvlab.scheduler import Scheduler, SchedulerConfig
+from kvlab.tables import BlockManager
 
 
 def make_scheduler(num_blocks=64, block_size=4, **settings):
@@ -266,7 +265,7 @@ print("position = seq_len - 1, here and in every other step")
 # %% [markdown]
 # The context $s_t = p + t$ counts the token that is being fed. So its position is one less. A
 # sentence such as "the decode position is simply the sequence length" is wrong by one, and chapter
-# 4 shows what that costs. `Batch.check()` compares the two before every forward.
+# 4 shows what that costs. `Batch.check()` compares the two; kvlab's tests call it for every batch.
 
 # %% [markdown]
 # ## The loop, on a real model
@@ -276,7 +275,7 @@ print("position = seq_len - 1, here and in every other step")
 
 # %%
 from kvlab.checkpoint import load
-from kvlab.engine_runner import ModelRunner
+from kvlab.engine import ModelRunner
 
 checkpoint = load()
 model = checkpoint.model
@@ -315,17 +314,18 @@ print("each one is what it would have been alone")
 
 # %% [markdown]
 # `Engine` is this loop with the edges filed off: end of sequence, sampling with a seed per request,
-# streaming, times, and a trace of every step. First a guess. We give it sixteen prompts and ask for
+# streaming, times, and a hook, `on_step`, that is told what each step did. First a guess. We give it sixteen prompts and ask for
 # twelve outputs each; a loop over single requests would need a forward per output.
 
 # %%
 from kvlab.engine import Engine
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 many = [checkpoint.encode(f"Question {i}: what is {i} plus {i}? Answer:") for i in range(16)]
-engine = Engine(model, num_blocks=257, prefix_caching=False, keep_trace=True)
+steps = []  # what each step did
+engine = Engine(model, num_blocks=257, prefix_caching=False, on_step=steps.append)
 together = engine.generate(many, max_new_tokens=12)
-forwards = len(engine.trace)
+forwards = len(steps)
 
 show(Predict(
     question="Sixteen short prompts, twelve outputs each: how many forwards does the engine run?",
@@ -335,14 +335,14 @@ show(Predict(
 ))
 
 # %%
-from kvlab.plots import table
+from kvlab.notebook.display import table
 
 assert [o.token_ids for o in together[:4]] == [cached_generate(model, ids, 12) for ids in many[:4]]
 table(
     [
-        {"step": s["step"], "mode": s["mode"].upper(), "requests": len(s["shares"]),
-         "tokens": s["used"], "longest context": max(s["batch"]["seq_lens"])}
-        for s in (engine.trace[0], engine.trace[1], engine.trace[-1])
+        {"step": s.schedule.step, "mode": s.batch.mode.name, "requests": s.batch.num_reqs,
+         "tokens": s.batch.num_actual_tokens, "longest context": s.batch.max_seq_len}
+        for s in (steps[0], steps[1], steps[-1])
     ],
     "First, second and last step: one prefill for all, then decodes for all",
 )
@@ -385,12 +385,12 @@ print(f"dropped {after.num_dropped_tokens}, found again {after.num_resumed_token
 # of the line for ever, and everybody behind it too.
 
 # %%
-from kvlab.request import NeverFits
+from kvlab.errors import RequestError
 
 try:
     tight.add_request([1] * 130, max_new_tokens=8)
-except NeverFits as error:
-    print("NeverFits:", error)
+except RequestError as error:
+    print("refused:", error)
 
 # %% [markdown]
 # ## Two ways to open the door
@@ -400,15 +400,15 @@ except NeverFits as error:
 # again. The second waits. Both are one setting, and the difference is counted in tokens.
 
 # %%
-from kvlab.workload import WORKLOADS, simulate
+from kvlab.notebook.simulation import WORKLOADS, simulate
 
 load_first = WORKLOADS["first_chunk"]
 
 
 def compare(workload, **settings):
     """Totals of a workload under one policy; the scheduler is real, the tokens are made up."""
-    config = SchedulerConfig(**{**workload.settings, **settings})
-    return simulate(workload.arrivals, config, num_blocks=workload.num_blocks,
+    settings = {**workload.settings, **settings}
+    return simulate(workload.arrivals, settings, num_blocks=workload.num_blocks,
                     block_size=workload.block_size, prefix_caching=workload.prefix_caching)
 
 
@@ -473,7 +473,7 @@ for threshold in (0, 8):
 # tokens per second at batch 16, against batch 1, on your machine?
 
 # %%
-from kvlab.exercises import outcome, predict
+from kvlab.notebook.exercises import outcome, predict
 
 predict("batch 16 / batch 1, tokens per second", 8)
 
@@ -507,7 +507,7 @@ outcome("batch 16 / batch 1, tokens per second", throughput[16] / throughput[1])
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 # A clock: yours will differ.
-from kvlab.plots import figure
+from kvlab.notebook.display import figure
 
 figure(
     {
@@ -536,7 +536,8 @@ figure(
 # undone. Here the guess is whatever followed the same few tokens earlier in the text.
 
 # %%
-from kvlab.drafts import NgramProposer, accept, computed_after, rollback
+from kvlab.sampling import NgramProposer, accept, rollback
+from kvlab.scheduler import computed_after
 
 proposer = NgramProposer(num_drafts=3)
 print("proposed:", proposer.propose([7, 8, 9, 5, 7, 8]))
@@ -560,20 +561,21 @@ print("all four right:", rollback(4, 4))
 
 # %%
 listing = [checkpoint.encode("1 apple, 2 apples, 3 apples, 4 apples, 5 apples, 6 apples,")]
-plain = Engine(model, num_blocks=65, keep_trace=True)
-guessing = Engine(model, num_blocks=65, keep_trace=True, proposer=proposer)
+plain = Engine(model, num_blocks=65)
+guessing = Engine(model, num_blocks=65, proposer=proposer)
 without, with_drafts = plain.generate(listing, 24), guessing.generate(listing, 24)
 
 assert with_drafts[0].token_ids == without[0].token_ids
-print(f"forwards: {len(plain.trace)} without, {len(guessing.trace)} with; "
+few, many_steps = (e.scheduler.stats.num_steps for e in (guessing, plain))
+print(f"forwards: {many_steps} without, {few} with; "
       f"{with_drafts[0].num_accepted_tokens} of {with_drafts[0].num_draft_tokens} guesses right")
 
 # %% [markdown]
 # ## The bugs of this chapter
 #
 # None of these raises an error by itself. Each is switched on below in a small crowded engine, its
-# symptom is measured, and then the detector stands beside it: `kvlab.invariants` around every step,
-# and `Batch.check()` before every forward. The
+# symptom is measured, and then the detector stands beside it: `kvlab.integrity` around every step,
+# and `Batch.check()` on every batch. The
 # [field guide](../book/bugs.md) has them all.
 
 # %%
@@ -615,7 +617,7 @@ table(
 # are all computed? (`hint("7.1")` gives a push.)
 
 # %%
-from kvlab.exercises import check, hint
+from kvlab.notebook.exercises import check, hint
 
 share = None  # your answer here
 check("7.1", share)
@@ -699,7 +701,7 @@ check("7.4", bill)
 # are written by `MHATokenToKVPool.set_kv_buffer(layer, loc, k, v)` in
 # `python/sglang/srt/mem_cache/memory_pool.py` (at `000ccdb`), where `loc` is our slot mapping.
 #
-# kvlab differs in two places, on purpose. Its running queue is always sorted by arrival or priority,
+# kvlab differs in two places, on purpose. Its running queue is always sorted by priority and arrival,
 # so the victim of a preemption was never served in the same step; vLLM under priorities may have to
 # take back what it just gave. And a prompt is cut to the free blocks before anybody is preempted. The
 # [engine map](../book/engines.md) has the names side by side.
@@ -708,7 +710,7 @@ check("7.4", bill)
 # ## What it cost, what comes next
 
 # %% tags=["hide-input"]
-from kvlab.plots import say
+from kvlab.notebook.display import say
 
 one_by_one = sum(len(output.token_ids) for output in together)
 say(
@@ -719,7 +721,7 @@ say(
     f"{after.num_recomputed_tokens} with prefix caching. And each stream waits for the whole step.",
     f"**What it made possible**: {one_by_one} outputs of {len(many)} requests in {forwards} forwards instead "
     f"of {one_by_one}; with guesses, {len(listing)} request's {len(without[0].token_ids)} outputs in "
-    f"{len(guessing.trace)} forwards instead of {len(plain.trace)}.",
+    f"{few} forwards instead of {many_steps}.",
 )
 
 # %% [markdown]

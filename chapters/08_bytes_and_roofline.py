@@ -46,7 +46,7 @@ if "google.colab" in sys.modules:
 # %%
 from kvlab import costs, roofline, units
 from kvlab.configs import hardware, preset
-from kvlab.plots import figure, say, table
+from kvlab.notebook.display import figure, say, table
 
 llama, card = preset("llama-3-8b"), hardware("h100-sxm")
 P = 8_030_000_000  # coarse accounting, as on the model card
@@ -153,8 +153,8 @@ table(
 # under the table.
 
 # %%
-from kvlab.widgets.base import show
-from kvlab.widgets.roofline import Roofline
+from kvlab.notebook.widgets import show
+from kvlab.notebook.widgets.costs import Roofline
 
 show(Roofline())
 
@@ -171,7 +171,7 @@ import torch
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import load
-from kvlab.measure import count_flops
+from kvlab.notebook.measure import count_flops
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec
@@ -187,7 +187,7 @@ def forward(num_new, cached, rows):
     if cached is None:
         return lambda: model.forward(ids, positions, UncachedAttention(spec), rows)
     cache = ContiguousKVCache(spec, 1, start + num_new)
-    cache.advance(start)
+    cache.length = start  # as if so many had been written
     return lambda: model.forward(ids, positions, CachedAttention(spec, cache), rows)
 
 
@@ -234,7 +234,7 @@ table(rows, "FLOPs of one forward of SmolLM2-135M, three accountings and the cou
 # of them fails.
 
 # %%
-from kvlab.accounting import MISTAKES, right_answers
+from kvlab.notebook.cost_mistakes import MISTAKES, right_answers
 
 rows = []
 for mistake in MISTAKES:
@@ -277,7 +277,7 @@ print(f"{held:,} bytes of matrices + {cache.nbytes:,} of cache: as computed")
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from kvlab.measure import in_turns, measured_hardware, medians
+from kvlab.notebook.measure import in_turns, measured_hardware, medians
 
 here = measured_hardware()
 ridge = roofline.ridge_intensity(
@@ -306,7 +306,7 @@ def predicted(num_new, context, num_rows, batch=1):
 def batched(batch, context=96):
     """One cached step of `batch` sequences."""
     cache = ContiguousKVCache(spec, batch, context)
-    cache.advance(context - 1)
+    cache.length = context - 1  # as if so many had been written
     attend = CachedAttention(spec, cache)
     ids = torch.full((batch, 1), 11)
     return lambda: model.forward(ids, torch.full((batch, 1), context - 1), attend, "last")
@@ -347,20 +347,20 @@ table(rows, "One step at context 96 on this machine, fp32: roofline and clock")
 # run than the table above, on a machine that it names, and first of one thread.
 
 # %% tags=["hide-input"]
-from kvlab import plots_bench
-from kvlab.measure import recorded
+from kvlab.notebook import bench_record
+from kvlab.notebook.bench_record import recorded
 
 record, case = recorded("cpu"), "fp32, 1 thread"
-plots_bench.say_machine(record)
+bench_record.say_machine(record)
 
 # %% tags=["hide-input"]
-plots_bench.show_overhead(record, case)
+bench_record.show_overhead(record, case)
 
 # %% tags=["hide-input"]
 gap = record["cases"][f"overhead, {case}"]
 loops = [name for name in gap["operators"] if "alone" not in name]
 calls_of = [gap["operators"][name] for name in loops]
-ratios = gap[f"ratio_{plots_bench.clock_of(record)}"]
+ratios = gap[f"ratio_{bench_record.clock_of(record)}"]
 alone, floor = ratios["matrix-vector products alone"], ratios["reading the weights' bytes"]
 say(
     f"Reading the weights' bytes is the floor: this loop reaches **{floor:.0%}** of it. The floor is a "
@@ -372,7 +372,7 @@ say(
 )
 
 # %% tags=["hide-input"]
-two = record["cases"]["overhead, fp32, 2 threads"][f"ratio_{plots_bench.clock_of(record)}"]
+two = record["cases"]["overhead, fp32, 2 threads"][f"ratio_{bench_record.clock_of(record)}"]
 alone, floor = two["matrix-vector products alone"], two["reading the weights' bytes"]
 say(
     f"With two threads the floor is {floor:.0%} of the step and the products alone {alone:.0%}. What lies "
@@ -381,10 +381,10 @@ say(
 )
 
 # %% tags=["hide-input"]
-plots_bench.say_products(record)
+bench_record.say_products(record)
 
 # %%
-plots_bench.show_means(record, case)
+bench_record.show_means(record, case)
 
 # %% [markdown]
 # Each row changes one thing and leaves the rest. None of them needs a compiler, and a reader finds
@@ -393,12 +393,12 @@ plots_bench.show_means(record, case)
 # Against the context both grow, by little beside the weights:
 
 # %% tags=["hide-input"]
-plots_bench.show_context(record)
+bench_record.show_context(record)
 
 # %% tags=["hide-input"]
 points = record["cases"][f"context, {case}"]["points"]
 least, most = min(points, key=int), max(points, key=int)
-medians_at = {s: points[s][plots_bench.clock_of(record)] for s in (least, most)}
+medians_at = {s: points[s][bench_record.clock_of(record)] for s in (least, most)}
 ours, theirs = (
     units.seconds(medians_at[most][loop]["median_seconds"] - at["median_seconds"])
     for loop, at in medians_at[least].items()
@@ -420,7 +420,7 @@ say(
 # part. Guess where, before you look.
 
 # %%
-from kvlab.widgets.predict import Predict
+from kvlab.notebook.widgets.practice import Predict
 
 show(
     Predict(
@@ -639,7 +639,7 @@ table(
 # are possible at most? (The card's row stands in the table of roofs; P as above.)
 
 # %%
-from kvlab.exercises import check, hint, status
+from kvlab.notebook.exercises import check, hint, status
 
 answer = None  # your answer here, a number
 check("8.1", answer)

@@ -12,27 +12,15 @@ the query axis, [b, h_kv, group * q, d], so K and V are read as they lie and nev
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from kvlab.errors import KvlabError
+from kvlab.errors import AttentionError, whole
 from kvlab.specs import ModelSpec
-
-__all__ = [
-    "AttentionError",
-    "CachedAttention",
-    "CountingAttention",
-    "UncachedAttention",
-    "attention",
-    "causal_mask",
-    "layer_windows",
-]
-
-
-class AttentionError(KvlabError):
-    """Shapes that no causal attention can be computed on."""
 
 
 class KVCache(Protocol):
@@ -61,6 +49,18 @@ def causal_mask(
     return mask
 
 
+def check_options(scale: float | None, window: int | None) -> None:
+    """Raise AttentionError for a scale that is no positive number, or a window without the token.
+
+    torch computes with such a scale, and gives NaN on some paths and numbers on others.
+    """
+    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
+    if scale is not None and not (is_number and 0 < scale < math.inf):
+        raise AttentionError(f"scale={scale!r}; expected a positive number, or None: 1 / sqrt(d)")
+    if window is not None:
+        whole("window (the token itself included)", window, 1, AttentionError)
+
+
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -78,23 +78,15 @@ def attention(
 
     Returns [b, q, h, d_v]. Query head j reads KV head j // (h / h_kv).
     """
+    check_options(scale, window)
     batch, num_queries, num_heads, head_dim = query.shape
     kv_batch, num_kv_heads, num_keys, key_dim = key.shape
-    group = num_heads // num_kv_heads if num_kv_heads else 0
-    if group * num_kv_heads != num_heads or not 0 < num_queries <= num_keys or not group:
-        raise AttentionError(
-            f"query {tuple(query.shape)} and key {tuple(key.shape)}: expected a number of query "
-            "heads that is a multiple of the KV heads, at least 1 query, and no more queries than "
-            "keys"
-        )
+    assert num_heads and num_kv_heads and num_heads % num_kv_heads == 0, "whole groups of heads"
+    assert 0 < num_queries <= num_keys, "the queries are the last of the keys"
     # torch would stretch a batch or a head of 1 over the others, and answer wrongly.
-    if (kv_batch, key_dim) != (batch, head_dim) or key.shape[:3] != value.shape[:3]:
-        raise AttentionError(
-            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: "
-            "expected one batch, one head_dim of query and key, and a value for each key"
-        )
-    if window is not None and window < 1:
-        raise AttentionError(f"window {window}: expected at least 1, the token itself")
+    assert (kv_batch, key_dim) == (batch, head_dim), "query and key have one batch and head_dim"
+    assert key.shape[:3] == value.shape[:3], "there is a value for each key"
+    group = num_heads // num_kv_heads
     if num_queries == 1:
         # A window only cuts the front off what a single query sees; still no mask.
         if window is not None and num_keys > window:

@@ -20,18 +20,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
 
-from kvlab.errors import KvlabError
-from kvlab.schedule import Schedule
-from kvlab.slots import SlotOutOfRange, slot_of
+from kvlab.blocks import NULL_BLOCK, slot_of
+from kvlab.errors import WrongPosition
+from kvlab.scheduler import Schedule
 
-#: The block that padding points at: reserved by the pool, never given to a request.
-NULL_BLOCK = 0
 #: The slot that a cache write skips.
 PADDING_SLOT = -1
-
-
-class BatchError(KvlabError):
-    """A batch that cannot be built from what was given."""
 
 
 class ForwardMode(StrEnum):
@@ -57,17 +51,8 @@ def forward_mode(num_scheduled: Sequence[int]) -> ForwardMode:
     return ForwardMode.EXTEND if singles == 0 else ForwardMode.MIXED
 
 
-def _check_lengths(**lists: Sequence) -> None:
-    """Raise BatchError unless all of them speak about the same number of requests, or rows."""
-    if len({len(values) for values in lists.values()}) > 1:
-        counts = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise BatchError(f"{counts}; expected as many of each, all of one step")
-
-
 def request_indices(num_scheduled: Sequence[int]) -> list[int]:
-    """[2, 5, 3] -> [0,0,1,1,1,1,1,2,2,2]. Raises BatchError for a negative count."""
-    if any(count < 0 for count in num_scheduled):
-        raise BatchError(f"num_scheduled {list(num_scheduled)}; expected 0 or more of each")
+    """[2, 5, 3] -> [0,0,1,1,1,1,1,2,2,2]."""
     return [index for index, count in enumerate(num_scheduled) for _ in range(count)]
 
 
@@ -85,7 +70,6 @@ def query_positions(num_scheduled: Sequence[int]) -> list[int]:
 
 def token_positions(num_computed: Sequence[int], num_scheduled: Sequence[int]) -> list[int]:
     """The position of every row: what its request had computed, plus query_pos."""
-    _check_lengths(num_computed=num_computed, num_scheduled=num_scheduled)
     rows = request_indices(num_scheduled)
     offsets = query_positions(num_scheduled)
     return [num_computed[request] + offset for request, offset in zip(rows, offsets, strict=True)]
@@ -93,7 +77,6 @@ def token_positions(num_computed: Sequence[int], num_scheduled: Sequence[int]) -
 
 def context_lengths(num_computed: Sequence[int], num_scheduled: Sequence[int]) -> list[int]:
     """seq_lens: context of each request once this step's K and V are written."""
-    _check_lengths(num_computed=num_computed, num_scheduled=num_scheduled)
     return [done + count for done, count in zip(num_computed, num_scheduled, strict=True)]
 
 
@@ -105,21 +88,12 @@ def slots(
 ) -> list[int]:
     """slot_mapping: block_table[position // block_size] * block_size + position % block_size.
 
-    Raises BatchError for a position that its request's table does not cover.
+    Raises BlockError for a position that its request's table does not cover.
     """
-    _check_lengths(positions=positions, req_indices=req_indices)
-    if any(not 0 <= request < len(block_tables) for request in req_indices):
-        raise BatchError(
-            f"req_indices up to {max(req_indices)} with {len(block_tables)} block tables; expected "
-            f"a table for every request"
-        )
-    mapping: list[int] = []
-    for position, request in zip(positions, req_indices, strict=True):
-        try:
-            mapping.append(slot_of(block_tables[request], block_size, position))
-        except SlotOutOfRange as error:
-            raise BatchError(f"row {len(mapping)}: {error}") from error
-    return mapping
+    return [
+        slot_of(block_tables[request], block_size, position)
+        for position, request in zip(positions, req_indices, strict=True)
+    ]
 
 
 def padded_position(seq_len: int) -> int:
@@ -166,7 +140,7 @@ class Batch:
         for index in range(self.num_reqs):
             last = self.positions[self.query_start_loc[index + 1] - 1]
             if last != self.seq_lens[index] - 1:
-                raise BatchError(
+                raise WrongPosition(
                     f"{self.request_ids[index]}: last position {last}, context "
                     f"{self.seq_lens[index]}; expected {self.seq_lens[index] - 1}"
                 )
@@ -185,17 +159,9 @@ def build_batch(schedule: Schedule, pad_to: int = 0) -> Batch:
     tables = [list(entry.block_ids) for entry in entries]
     rows, positions = request_indices(counts), token_positions(computed, counts)
     ends = cumulative(counts)
-    if 0 < pad_to < len(entries):
-        raise BatchError(
-            f"pad_to={pad_to} with {len(entries)} requests; expected {len(entries)} or more, or 0 "
-            f"for no padding"
-        )
     padding = max(pad_to - len(entries), 0)
-    if padding and any(count != 1 for count in counts):
-        raise BatchError(
-            f"pad_to={pad_to} with query lengths {counts}: padding is for DECODE steps, where "
-            f"every request brings one token; build this batch without it"
-        )
+    assert not pad_to or len(entries) <= pad_to, f"pad_to={pad_to} with {len(entries)} requests"
+    assert not padding or set(counts) <= {1}, f"padding is for DECODE steps, not for {counts}"
     num_tokens = sum(counts)
     pad_ends = [num_tokens + i + 1 for i in range(padding)]
     return Batch(

@@ -9,84 +9,20 @@ never handed out, and stands in tables where there is nothing to read):
     free, empty       ref_count 0, no hash
 
 The free list is also the eviction order. Its front is handed out first: empty blocks, then the
-cached block that was released longest ago, and of one sequence the tail before the head, because
+cached block that was released longest ago, and of one request the tail before the head, because
 a tail without its head can never be hit. No call changes anything when it raises.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvlab.errors import KvlabError
-from kvlab.prefix import PrefixKey
+from kvlab.errors import BlockError, OutOfBlocks, whole
 
 NULL_BLOCK = 0
-EVICTION_POLICIES = ("lru", "head_first")
-
-
-class BlockError(KvlabError):
-    """Any misuse of the pool."""
-
-
-class OutOfBlocks(BlockError):
-    """More blocks were asked for than are free. Nothing was allocated."""
-
-    def __init__(self, needed: int, free: int) -> None:
-        self.needed, self.free = needed, free
-        super().__init__(
-            f"{needed} block(s) needed, {free} free: preempt or finish a request, or make the "
-            "pool larger (nothing was allocated)"
-        )
-
-
-class DoubleFree(BlockError):
-    """A block was released more often than it is held. Nothing was released."""
-
-    def __init__(self, block_id: int, releases: int, ref_count: int) -> None:
-        self.block_id = block_id
-        super().__init__(
-            f"block {block_id} released {releases} time(s) but held {ref_count} time(s): each "
-            "holder releases its own table once (nothing was released)"
-        )
-
-
-class BlockOutOfRange(BlockError):
-    """A block id that the pool does not hand out."""
-
-    def __init__(self, block_id: int, num_blocks: int) -> None:
-        self.block_id = block_id
-        super().__init__(
-            f"block id {block_id!r} given, expected 1 to {num_blocks - 1} (block 0 is the null "
-            "block): look for a stale table row or a token count passed as a block id"
-        )
-
-
-class BlockNotHeld(BlockError):
-    """A free, empty block was treated as if it held K and V."""
-
-
-class PoolCorrupt(BlockError):
-    """check_integrity() found a broken invariant; the message lists every finding."""
-
-    def __init__(self, findings: list[str]) -> None:
-        self.findings = findings
-        super().__init__("the pool is corrupt: " + "; ".join(findings))
-
-
-@dataclass
-class Block:
-    """One block's bookkeeping. prefix is set while the block can be found by its hash."""
-
-    block_id: int
-    ref_count: int = 0
-    prefix: PrefixKey | None = None
-
-
-def is_whole(value: object, least: int) -> bool:
-    """A whole number, `least` or more? True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -98,30 +34,56 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-class BlockPool:
-    """num_blocks blocks of block_size tokens; num_blocks counts the null block.
+def slot_of(block_table: Sequence[int], block_size: int, position: int) -> int:
+    """The slot of one position: one token's room in every layer's pool.
 
-    eviction: "lru" (the default), or "head_first", which releases a table in order and so evicts
-    a chain's head before its tail. It is here to be compared: it turns hits into misses.
+    The write side turns positions into slots, the read side walks the table. Both must meet at
+    the same place, so this is the only function that does the arithmetic.
+
+    >>> slot_of([5, 2], 8, 9)
+    17
+
+    Raises BlockError for a position that the table does not cover, or whose block is gone.
+    """
+    entry = position // block_size
+    if not 0 <= entry < len(block_table) or block_table[entry] == NULL_BLOCK:
+        raise BlockError(
+            f"position {position} asked for; the table covers 0 to "
+            f"{len(block_table) * block_size - 1}, without the null blocks of what has left a "
+            f"window: call grow() before writing"
+        )
+    return block_table[entry] * block_size + position % block_size
+
+
+class PrefixKey(NamedTuple):
+    """What a full block is found by: the hash of all tokens up to its end, and its own tokens.
+
+    The tokens are compared on every hit, so that a stale entry is a miss and no foreign text.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, eviction: str = "lru") -> None:
-        if not (is_whole(num_blocks, 2) and is_whole(block_size, 1)):
-            raise BlockError(
-                f"num_blocks={num_blocks!r}, block_size={block_size!r}: a pool needs at least 2 "
-                "blocks (one is the null block) of at least 1 token"
-            )
-        if eviction not in EVICTION_POLICIES:
-            raise BlockError(f"eviction={eviction!r}: choose one of {EVICTION_POLICIES}")
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.eviction = eviction
-        self.blocks = [Block(i) for i in range(num_blocks)]
-        self.free_list: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+    block_hash: bytes
+    token_ids: tuple[int, ...]
+
+
+@dataclass
+class Block:
+    """One block's bookkeeping. prefix is set while the block can be found by its hash."""
+
+    block_id: int
+    ref_count: int = 0
+    prefix: PrefixKey | None = None
+
+
+class BlockPool:
+    """num_blocks blocks of block_size tokens; num_blocks counts the null block."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = whole("num_blocks, the null block among them", num_blocks, 2, BlockError)
+        self.block_size = whole("block_size", block_size, 1, BlockError)
+        self.blocks = [Block(i) for i in range(self.num_blocks)]
+        self.free_list: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, self.num_blocks))
         self.cached: dict[bytes, int] = {}  # block hash -> block id
         self.num_evictions = 0
-
-    # -- counts -------------------------------------------------------------------------
 
     @property
     def num_usable_blocks(self) -> int:
@@ -134,12 +96,8 @@ class BlockPool:
 
     @property
     def num_evictable_blocks(self) -> int:
-        """Free blocks that are still cached. In blocks; num_evictable_tokens is in tokens."""
+        """Free blocks that are still cached. In blocks, not in tokens."""
         return sum(self.blocks[i].prefix is not None for i in self.free_list)
-
-    @property
-    def num_evictable_tokens(self) -> int:
-        return self.num_evictable_blocks * self.block_size
 
     # -- taking and giving back ---------------------------------------------------------
 
@@ -149,16 +107,16 @@ class BlockPool:
         Cached blocks among them are evicted first: their hash leaves the map before anybody can
         write into them. Raises OutOfBlocks.
         """
-        if not is_whole(num_blocks, 0):
-            raise BlockError(f"{num_blocks!r} blocks asked for: expected a whole number, 0 or more")
-        if num_blocks > self.num_free_blocks:
-            raise OutOfBlocks(num_blocks, self.num_free_blocks)
+        if whole("num_blocks", num_blocks, 0, BlockError) > self.num_free_blocks:
+            raise OutOfBlocks(
+                f"{num_blocks} block(s) needed, {self.num_free_blocks} free: preempt or finish a "
+                "request, or make the pool larger (nothing was allocated)"
+            )
         taken = []
         for _ in range(num_blocks):
             block_id, _ = self.free_list.popitem(last=False)
-            if self.blocks[block_id].prefix is not None:
-                self._drop_prefix(block_id)
-                self.num_evictions += 1
+            self.num_evictions += self.blocks[block_id].prefix is not None
+            self._drop_prefix(block_id)
             self.blocks[block_id].ref_count = 1
             taken.append(block_id)
         return taken
@@ -166,33 +124,35 @@ class BlockPool:
     def ref(self, block_ids: Iterable[int]) -> None:
         """Add a holder to each block; a free cached block comes back into use.
 
-        Raises BlockOutOfRange, or BlockNotHeld for a free block without a hash.
+        Raises BlockError, also for a free block without a hash: it has nothing to share.
         """
         block_ids = list(block_ids)
         for block_id in block_ids:
-            block = self._block(block_id)
+            block = self.block(block_id)
             if block.ref_count == 0 and block.prefix is None:
-                raise BlockNotHeld(
+                raise BlockError(
                     f"block {block_id} is free and empty, so it has nothing to share: "
                     "allocate() it, or look the prefix up again (nothing was changed)"
                 )
         for block_id in block_ids:
-            block = self.blocks[block_id]
-            if block.ref_count == 0:
-                del self.free_list[block_id]
-            block.ref_count += 1
+            self.free_list.pop(block_id, None)
+            self.blocks[block_id].ref_count += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Release one hold on each block, given in table order (head first).
 
         A block whose last holder leaves joins the free list: at the back if cached, else at the
-        front. Raises DoubleFree or BlockOutOfRange.
+        front. Raises BlockError for a block that is not held as often as it is released.
         """
         block_ids = list(block_ids)
         for block_id, releases in Counter(block_ids).items():
-            if releases > self._block(block_id).ref_count:
-                raise DoubleFree(block_id, releases, self.blocks[block_id].ref_count)
-        for block_id in reversed(block_ids) if self.eviction == "lru" else block_ids:
+            if releases > self.block(block_id).ref_count:
+                raise BlockError(
+                    f"block {block_id} released {releases} time(s) but held "
+                    f"{self.blocks[block_id].ref_count} time(s): each holder releases its own "
+                    "table once (nothing was released)"
+                )
+        for block_id in self.release_order(block_ids):
             block = self.blocks[block_id]
             block.ref_count -= 1
             if block.ref_count == 0:
@@ -200,15 +160,17 @@ class BlockPool:
                 if block.prefix is None:
                     self.free_list.move_to_end(block_id, last=False)
 
-    def check_id(self, block_id: int) -> None:
-        """Raise BlockOutOfRange unless the pool hands out this id."""
-        if not (is_whole(block_id, 1) and block_id < self.num_blocks):
-            raise BlockOutOfRange(block_id, self.num_blocks)
+    def release_order(self, block_ids: list[int]) -> Iterable[int]:
+        """The eviction rule: blocks of one table in the order in which they may be lost.
+
+        The tail goes first. Another rule is a subclass with another order here.
+        """
+        return reversed(block_ids)
 
     # -- prefix hashes ------------------------------------------------------------------
 
     def lookup(self, key: PrefixKey) -> int | None:
-        """The cached block with this identity, or None. Tokens and extra keys are compared."""
+        """The cached block with this hash and these tokens, or None."""
         block_id = self.cached.get(key.block_hash)
         if block_id is None or self.blocks[block_id].prefix != key:
             return None
@@ -216,14 +178,9 @@ class BlockPool:
 
     def publish(self, block_id: int, key: PrefixKey) -> bool:
         """Let a full, computed block in use be found by its hash. False: the hash is taken."""
-        block = self._block(block_id)
-        if block.ref_count == 0:
-            raise BlockNotHeld(f"block {block_id} is free: only a block in use can be published")
-        if len(key.token_ids) != self.block_size:
-            raise BlockError(
-                f"block {block_id}: {len(key.token_ids)} tokens given, expected a full block of "
-                f"{self.block_size}; a partial block still changes, so it is never shared"
-            )
+        block = self.block(block_id)
+        assert block.ref_count > 0, f"block {block_id} is free: only one in use can be published"
+        assert len(key.token_ids) == self.block_size, "a partial block still changes: never shared"
         if key.block_hash in self.cached or block.prefix is not None:
             return False
         block.prefix = key
@@ -232,7 +189,7 @@ class BlockPool:
 
     def forget(self, block_id: int) -> None:
         """Drop a block's hash. A free block stays free and moves to the front of the list."""
-        if self._block(block_id).prefix is not None:
+        if self.block(block_id).prefix is not None:
             self._drop_prefix(block_id)
             if block_id in self.free_list:
                 self.free_list.move_to_end(block_id, last=False)
@@ -243,6 +200,12 @@ class BlockPool:
             del self.cached[key.block_hash]
         self.blocks[block_id].prefix = None
 
-    def _block(self, block_id: int) -> Block:
-        self.check_id(block_id)
+    def block(self, block_id: int) -> Block:
+        """A block's bookkeeping. Raises BlockError for an id that the pool does not hand out."""
+        is_id = isinstance(block_id, int) and not isinstance(block_id, bool)
+        if not is_id or not 0 < block_id < self.num_blocks:
+            raise BlockError(
+                f"block id {block_id!r} given, expected 1 to {self.num_blocks - 1} (block 0 is the "
+                "null block): look for a stale table row or a token count passed as a block id"
+            )
         return self.blocks[block_id]

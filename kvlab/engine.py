@@ -12,28 +12,113 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from kvlab import engine_inputs as inputs
-from kvlab.batch import build_batch
-from kvlab.block_tables import BlockManager
+from kvlab.batch import Batch, build_batch
 from kvlab.blocks import BlockPool
-from kvlab.drafts import NgramProposer
-from kvlab.engine_interrupts import interrupts_held
-from kvlab.engine_outputs import RequestOutput, StepResult, new_tokens, raise_if_stuck
-from kvlab.engine_runner import ModelRunner
+from kvlab.errors import RequestError
+from kvlab.kernels import choose_backend
 from kvlab.model import Decoder
-from kvlab.paged_attention import PagedAttention
-from kvlab.policy import SchedulerConfig
-from kvlab.request import Request
-from kvlab.sampling import Sampler, SamplingParams, Wanted
-from kvlab.schedule import Schedule
-from kvlab.scheduler import Scheduler
-from kvlab.trace import add_outputs, step_record
+from kvlab.paged import PagedAttention, PagedKVCache, table_rows
+from kvlab.request import Request, check_vocabulary, token_row
+from kvlab.sampling import Proposer, Sampler, SamplingParams, Wanted
+from kvlab.scheduler import Schedule, Scheduler, SchedulerConfig
+from kvlab.tables import BlockManager
 
 OnToken = Callable[[str, int], None]  # (request_id, token_id), as soon as it is sampled
+
+
+class RequestOutput:
+    """What a request has got so far: a view of its Request, which fills while the engine steps.
+
+    Everything but token_ids is the request's own: output.finish_reason, output.num_preemptions,
+    output.arrival and the rest, see kvlab.request.Request.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.request, name)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Outputs so far, without the prompt."""
+        return self.request.output_token_ids
+
+    @property
+    def finished(self) -> bool:
+        return self.request.finish_reason is not None
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Time to first token: from arrival, so waiting counts. None before there is one."""
+        first = self.request.first_token
+        return None if first is None else first - self.request.arrival
+
+    @property
+    def time_per_output_token_seconds(self) -> float | None:
+        """Mean time between outputs after the first; None with fewer than two."""
+        first, last = self.request.first_token, self.request.last_token
+        if first is None or last is None or self.request.num_output_tokens < 2:
+            return None
+        return (last - first) / (self.request.num_output_tokens - 1)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did: its decisions, the batch that ran, the new tokens, and who is done."""
+
+    schedule: Schedule
+    batch: Batch
+    new_tokens: dict[str, list[int]] = field(default_factory=dict)
+    finished: list[RequestOutput] = field(default_factory=list)
+
+
+class ModelRunner:
+    """From a Batch of lists to logits: one model, its pool of K and V, one forward a step.
+
+    The model sees [num_tokens] ids with their positions, and every weight is read once for all
+    requests. Only attention knows who is who: through query_start_loc, seq_lens and block tables.
+
+    num_blocks   blocks of the pool, the null block included
+    attention    which paged attention to run
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        attention: type[PagedAttention] = PagedAttention,
+    ) -> None:
+        self.model, self.attention = model, attention
+        self.cache = PagedKVCache(model.spec, num_blocks, block_size, model.dtype, model.device)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Logits of the rows that are sampled, [len(batch.logits_rows), vocab]."""
+        attend = self.attention(
+            self.model.spec,
+            self.cache,
+            slot_mapping=self._tensor(batch.slot_mapping),
+            block_tables=table_rows(batch.block_tables, self.model.device),
+            seq_lens=self._tensor(batch.seq_lens),
+            query_start_loc=self._tensor(batch.query_start_loc),
+        )
+        return self.model.forward(
+            self._tensor(batch.token_ids),
+            self._tensor(batch.positions),
+            attend,
+            rows=self._tensor(batch.logits_rows),
+        )
+
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.model.device)
 
 
 class Engine:
@@ -44,9 +129,13 @@ class Engine:
     block_size       tokens per block
     eos_token_id     ends a request, beside its own stop tokens; several may; None: nothing does
     proposer         guesses drafts from the text; None: one token a step
-    attention        paged attention to decode with; by default what kvlab.backends chooses here
-    keep_trace       keep a record of every step in .trace (plain values, see kvlab.trace)
-    settings         fields of SchedulerConfig: max_num_batched_tokens=..., admission=..., ...
+    attention        paged attention to decode with: a class, "torch", "triton", or None for what
+                     kvlab.kernels chooses here
+    tables, scheduler   classes to take in place of BlockManager and Scheduler: other policies
+    on_step          called with the StepResult of every step
+    settings         fields of SchedulerConfig: max_num_batched_tokens=..., max_num_seqs=..., ...
+
+    Settings that cannot work raise RequestError.
     """
 
     def __init__(
@@ -56,26 +145,34 @@ class Engine:
         num_blocks: int = 513,
         block_size: int = 16,
         prefix_caching: bool = True,
-        full_hit: str = "block",
         eos_token_id: int | Collection[int] | None = None,
-        proposer: NgramProposer | None = None,
-        attention: type[PagedAttention] | None = None,
-        keep_trace: bool = False,
+        proposer: Proposer | None = None,
+        attention: type[PagedAttention] | str | None = None,
+        tables: type[BlockManager] = BlockManager,
+        scheduler: type[Scheduler] = Scheduler,
+        on_step: Callable[[StepResult], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         **settings,
     ) -> None:
-        config = inputs.within_context(SchedulerConfig(**settings), model.spec)
-        self.model, self.proposer, self.clock = model, proposer, clock
-        self.stop_token_ids = inputs.stop_tokens(eos_token_id, model.spec.vocab_size)
-        pool = BlockPool(num_blocks, block_size)
-        manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
-        self.scheduler = Scheduler(manager, config)
-        self.runner = ModelRunner(model, num_blocks, block_size, attention)
+        self.model, self.clock, self.on_step = model, clock, on_step
+        if proposer is not None and not callable(getattr(proposer, "propose", None)):
+            raise RequestError(
+                f"proposer={proposer!r}; expected an object with propose(token_ids, limit), such "
+                f"as kvlab.sampling.NgramProposer(), or None"
+            )
+        self.proposer = proposer
+        stops = [] if eos_token_id is None else eos_token_id
+        is_row = isinstance(stops, Collection) and getattr(stops, "ndim", 1) > 0
+        row = list(stops) if is_row else [stops]  # type: ignore[arg-type]
+        self.stop_token_ids = self._tokens(row, "eos_token_id:")
+        limit = context_limit(model, settings.get("max_model_len"))
+        config = SchedulerConfig(**{**settings, "max_model_len": limit})
+        manager = tables(BlockPool(num_blocks, block_size), prefix_caching=prefix_caching)
+        self.scheduler = scheduler(manager, config)
+        if attention is None or isinstance(attention, str):
+            attention = choose_backend(str(model.device), attention).attention
+        self.runner = ModelRunner(model, num_blocks, block_size, attention)  # type: ignore[arg-type]
         self.sampler = Sampler()
-        self.trace: list[dict] | None = [] if keep_trace else None
-        self._live: dict[str, RequestOutput] = {}
-        self._sampling: dict[str, SamplingParams] = {}
-        self._owed_copies: list[tuple[int, int]] = []  # of this step, and of steps that failed
         self._num_named = 0
 
     # -- requests -----------------------------------------------------------------------
@@ -88,45 +185,49 @@ class Engine:
         max_new_tokens: int = 16,
         sampling: SamplingParams | None = None,
         stop_token_ids: Sequence[int] = (),
-        priority: int = 0,
-        adapter: str | None = None,
-        cache_salt: str | None = None,
+        priority: float = 0,
+        tags: tuple[tuple, ...] = (),
     ) -> RequestOutput:
         """Put a request in line; its RequestOutput fills while the engine steps.
 
-        Raises a RequestError or SequenceError that names what is wrong; nobody else notices.
+        tags   what K and V depend on besides tokens: (("adapter", "X"),), (("salt", "Y"),)
+
+        Raises a RequestError that names what is wrong; nobody else notices.
         """
-        prompt, arrival = inputs.token_list(prompt_token_ids), self.clock()
-        vocab_size = self.model.spec.vocab_size
-        inputs.check_tokens(prompt, vocab_size)
-        inputs.check_fields(request_id, sampling, stop_token_ids, adapter, cache_salt, vocab_size)
-        request_id = self._free_name() if request_id is None else request_id
+        arrival = self.clock()
+        for name, value, kind in (
+            ("request_id", request_id, str), ("sampling", sampling, SamplingParams)
+        ):  # fmt: skip
+            if value is not None and not isinstance(value, kind):
+                raise RequestError(f"{name}={value!r}; expected {kind.__name__}, or None")
         request = Request(
-            request_id,
-            prompt,
+            self._free_name() if request_id is None else request_id,
+            self._tokens(prompt_token_ids, "prompt"),
             max_new_tokens=max_new_tokens,
-            stop_token_ids=(*self.stop_token_ids, *stop_token_ids),
+            stop_token_ids=(*self.stop_token_ids, *self._tokens(stop_token_ids, "stop")),
             priority=priority,
-            adapter=adapter,
-            cache_salt=cache_salt,
+            arrival=arrival,
+            sampling=sampling or SamplingParams(),
+            tags=tags,
         )
-        output = RequestOutput(request_id, prompt, arrival=arrival)
-        with interrupts_held():
-            self.scheduler.add(request)
-            self._live[request_id] = output
-            self._sampling[request_id] = sampling or SamplingParams()
-        return output
+        self.scheduler.add(request)
+        return RequestOutput(request)
+
+    def _tokens(self, tokens: object, what: str) -> list[int]:
+        """A row of the model's own tokens, as a list."""
+        row = token_row(tokens, what)
+        check_vocabulary(row, self.model.spec.vocab_size, what)
+        return row
 
     def _free_name(self) -> str:
         while True:
             name, self._num_named = f"request-{self._num_named}", self._num_named + 1
-            if name not in self._live:
+            if name not in self.scheduler.requests:
                 return name
 
-    @interrupts_held()
     def abort(self, request_id: str) -> RequestOutput:
         """Stop a request, waiting or running, and give its blocks back."""
-        return self._finish(self.scheduler.abort(request_id))
+        return RequestOutput(self.scheduler.abort(request_id))
 
     @property
     def has_requests(self) -> bool:
@@ -137,28 +238,25 @@ class Engine:
     def step(self) -> StepResult:
         """schedule -> prepare -> execute -> sample -> update, once.
 
-        If it raises, no request has gained or lost a token: the next step does the same again.
-        An interrupt waits while decisions and results are booked, and leaves the step done or not.
+        Whatever breaks a step off, a failure or Ctrl-C, no request loses a token or gains one:
+        those that run give their blocks back and compute them again.
         """
         self._propose()
-        with interrupts_held():
+        try:
             schedule = self.scheduler.schedule()
-            self._owed_copies += schedule.block_copies
-        raise_if_stuck(schedule)
-        batch = build_batch(schedule)
-        record = None if self.trace is None else step_record(schedule, batch, self.scheduler)
-        sampled: dict[str, list[int]] = {}
-        if not schedule.is_idle:
-            self.runner.cache.copy_blocks(self._owed_copies)
-            logits = self.runner.run(batch)
-            sampled = self.sampler.sample(logits, self._wanted(schedule))
-        now = self.clock()  # all that can fail comes before update(), which counts the tokens
-        with interrupts_held():
-            kept = self.scheduler.update(schedule, sampled)
-            result = StepResult(schedule, *self._deliver(schedule, kept, now))
-            if self.trace is not None and record is not None:
-                add_outputs(record, result.new_tokens)
-                self.trace.append(record)
+            is_stuck = schedule.is_idle and schedule.reasons  # a loop until it is empty had no end
+            assert not is_stuck, f"no request can move: {schedule.reasons}"
+            batch = build_batch(schedule)
+            sampled = {} if schedule.is_idle else self._execute(schedule, batch)
+            new_tokens = self.scheduler.update(schedule, sampled, self.clock())
+        except BaseException:
+            self.scheduler.start_over()
+            raise
+        served = [entry.request for entry in schedule.scheduled]
+        finished = [RequestOutput(request) for request in served if request.finish_reason]
+        result = StepResult(schedule, batch, {k: v for k, v in new_tokens.items() if v}, finished)
+        if self.on_step is not None:
+            self.on_step(result)
         return result
 
     def _propose(self) -> None:
@@ -168,41 +266,24 @@ class Engine:
         for request in self.scheduler.running:
             if request.num_uncomputed_tokens == 1 and not request.draft_token_ids:
                 limit = request.num_outputs_left - 1
-                drafts = self.proposer.propose(request.token_ids, limit)
-                inputs.check_tokens(drafts, self.model.spec.vocab_size, "draft")
+                drafts = self._tokens(self.proposer.propose(request.token_ids, limit), "draft")
                 self.scheduler.set_drafts(request.request_id, drafts)
 
-    def _wanted(self, schedule: Schedule) -> list[Wanted]:
-        wanted = []
-        for entry in schedule.scheduled:
-            if entry.samples:
-                params, known = self._sampling[entry.request_id], entry.request.num_output_tokens
-                wanted.append(Wanted(entry.request_id, params, entry.draft_token_ids, known))
-        return wanted
-
-    def _deliver(
-        self, schedule: Schedule, kept: dict[str, list[int]], now: float
-    ) -> tuple[dict[str, list[int]], list[RequestOutput]]:
-        fresh, finished = {}, []
-        for entry in schedule.scheduled:
-            tokens = kept.get(entry.request_id)
-            if not tokens:
-                continue
-            output = self._live[entry.request_id]
-            output.token_ids += tokens
-            output.first_token = now if output.first_token is None else output.first_token
-            output.last_token = now
-            output.follow(entry.request)
-            fresh[entry.request_id] = tokens
-            if entry.request.finish_reason:
-                finished.append(self._finish(entry.request))
-        return fresh, finished
-
-    def _finish(self, request: Request) -> RequestOutput:
-        output = self._live.pop(request.request_id)
-        del self._sampling[request.request_id]
-        output.follow(request)
-        return output
+    def _execute(self, schedule: Schedule, batch: Batch) -> dict[str, list[int]]:
+        """Run the batch and sample: the outputs of each request that reached its last token."""
+        self.runner.cache.copy_blocks(schedule.block_copies)
+        logits = self.runner.run(batch)
+        wanted = [
+            Wanted(
+                entry.request_id,
+                entry.request.sampling or SamplingParams(),
+                entry.draft_token_ids,
+                entry.request.num_output_tokens,
+            )
+            for entry in schedule.scheduled
+            if entry.samples
+        ]
+        return self.sampler.sample(logits, wanted)
 
     # -- whole runs ---------------------------------------------------------------------
 
@@ -223,16 +304,20 @@ class Engine:
 
         If a prompt is refused, or on_token raises, the prompts of this call are taken out again.
         """
-        prompts = inputs.prompt_list(prompts)
-        limits = inputs.one_for_each(max_new_tokens, len(prompts))
-        params = inputs.one_for_each(sampling, len(prompts))
+        if isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable):
+            raise RequestError(
+                f"the prompts are {prompts!r}; expected a list of lists of token ids"
+            )
+        prompts = list(prompts)
+        limits = one_for_each(max_new_tokens, len(prompts))
+        params = one_for_each(sampling, len(prompts))
         outputs: list[RequestOutput] = []
         hide = not (sys.stderr.isatty() if progress is None else progress)
         try:
             for prompt, limit, param in zip(prompts, limits, params, strict=True):
                 outputs.append(self.add_request(prompt, max_new_tokens=limit, sampling=param))
             with tqdm(total=len(outputs), disable=hide, unit="request") as bar:
-                for fresh in new_tokens(outputs, self.step):
+                for fresh in self._new_tokens(outputs):
                     if on_token is not None:
                         for request_id, token in fresh:
                             on_token(request_id, token)
@@ -248,12 +333,55 @@ class Engine:
         """
         output = self.add_request(prompt_token_ids, **request)
         try:
-            for fresh in new_tokens([output], self.step):
+            for fresh in self._new_tokens([output]):
                 yield from (token for _, token in fresh)
         finally:
             self._abort_unfinished([output])
+
+    def _new_tokens(self, outputs: Sequence[RequestOutput]) -> Iterator[list[tuple[str, int]]]:
+        """Step until these are done; their new (request_id, token_id), whoever made the steps."""
+        told = [0] * len(outputs)
+        while True:
+            fresh = []
+            for i, output in enumerate(outputs):
+                token_ids = output.token_ids
+                fresh += [(output.request_id, token) for token in token_ids[told[i] :]]
+                told[i] = len(token_ids)
+            if fresh:
+                yield fresh
+            elif all(output.finished for output in outputs):
+                return
+            else:
+                self.step()
 
     def _abort_unfinished(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             if not output.finished:  # a name alone may be somebody else's by now
                 self.abort(output.request_id)
+
+
+def one_for_each(value: object, count: int) -> list:
+    """A setting for every prompt: the same for all, or one each. RequestError if not as many."""
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{len(value)} settings for {count} prompts; expected one for each")
+    return list(value)
+
+
+def context_limit(model: Decoder, asked: int | None) -> int | None:
+    """max_model_len: as asked, or where the model's positions and its rotary table end.
+
+    Raises RequestError where requests could grow past them.
+    """
+    ends = [model.spec.max_position_embeddings, model.rope.limit]
+    limit = min((end for end in ends if end is not None), default=None)
+    if asked is None or limit is None:
+        return limit if asked is None else asked
+    if asked > limit:
+        raise RequestError(
+            f"max_model_len={asked}; expected at most {limit}, the context length of "
+            f"{model.spec.name}: its positions end there. Leave max_model_len out, or make it "
+            f"smaller"
+        )
+    return asked

@@ -1,8 +1,13 @@
-"""From a row of logits to a token: greedy, or drawn with temperature, top-k and top-p.
+"""From logits to tokens: greedy or drawn, one row after another, and guesses that are verified.
 
 Every request has its own seed and its own random numbers: output i uses number i. So what a
 request samples depends on nothing but itself: not on who shares its batch, not on preemptions,
 not on drafts (one that was wrong used up no number) and not on a step that failed half way.
+
+Drafts: a decode step reads every weight to compute one row. Rows for three guesses ride along
+almost for free, and each guess that the model would have sampled anyway is a step saved. The
+guesses here come from the text itself (an n-gram that occurred before goes on as it did then).
+Verification never changes the output, only the number of steps.
 """
 
 from __future__ import annotations
@@ -11,21 +16,17 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Real
+from typing import NamedTuple, Protocol
 
 import torch
 
-from kvlab.drafts import accept
-from kvlab.errors import KvlabError
-
-
-class SamplingError(KvlabError):
-    """Sampling parameters that mean nothing, or logits that no token can be sampled from."""
+from kvlab.errors import RequestError, whole
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request samples. The default is greedy.
+    """How one request samples. The default is greedy; what means nothing raises RequestError.
 
     temperature   0: greedy (the rest is ignored); else logits are divided by it
     top_k         keep the k likeliest tokens, of equal ones the smaller ids; 0 keeps all
@@ -40,31 +41,21 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks = (
-            (
-                "temperature",
-                _is_number(self.temperature) and 0 <= self.temperature <= sys.float_info.max,
-                "a number, 0 or more",
-            ),
-            ("top_k", _is_whole(self.top_k) and self.top_k >= 0, "a whole number, 0 or more"),
-            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
-            ("seed", _is_whole(self.seed) and 0 <= self.seed < 2**63, "a whole number below 2**63"),
-        )
-        for name, good, expected in checks:
-            if not good:
-                raise SamplingError(f"{name}={getattr(self, name)!r}; expected {expected}")
+        for name, least, most, expected in (
+            ("temperature", 0.0, sys.float_info.max, "a number, 0 or more"),
+            ("top_p", math.ulp(0.0), 1.0, "a number in (0, 1]"),
+            ("seed", 0, 2**63 - 1, "a whole number below 2**63"),
+        ):
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not least <= value <= most:
+                raise RequestError(f"{name}={value!r}; expected {expected}")
+        object.__setattr__(self, "top_k", whole("top_k", self.top_k))
+        object.__setattr__(self, "seed", whole("seed", self.seed))
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -75,7 +66,7 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.is_greedy:
         return torch.nn.functional.one_hot(logits.argmax(), logits.numel()).double()
     # The largest becomes 0 first, so that no temperature, however small, makes it infinite.
-    scaled = (logits.double() - logits.max()) / params.temperature
+    scaled = (logits.double() - logits.max()) / float(params.temperature)
     if 0 < params.top_k < scaled.numel():
         kth = scaled.topk(params.top_k).values[-1]
         num_above, tied = int((scaled > kth).sum()), (scaled == kth).nonzero().flatten()
@@ -85,7 +76,7 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.top_p < 1:
         ordered, order = probs.sort(descending=True, stable=True)
         # A token stays while the ones before it hold less than top_p: the first always stays.
-        keep = ordered.cumsum(-1) - ordered < params.top_p
+        keep = ordered.cumsum(-1) - ordered < float(params.top_p)
         probs = torch.zeros_like(probs).scatter(0, order[keep], ordered[keep])
         probs = probs / probs.sum()
     return probs
@@ -111,20 +102,17 @@ class Sampler:
 
         logits   [rows, vocab], request by request in the order of wanted
 
-        The same call gives the same outputs again, whatever came between. Raises SamplingError.
+        The same call gives the same outputs again, whatever came between. Raises RequestError
+        for logits that no token can be sampled from.
         """
         num_rows = sum(1 + len(each.draft_token_ids) for each in wanted)
-        if len(logits) != num_rows:
-            raise SamplingError(
-                f"{len(logits)} rows of logits; expected {num_rows}: one for each request, and one "
-                f"for each draft"
-            )
+        assert len(logits) == num_rows, f"{len(logits)} rows of logits for {num_rows} wanted"
         best, greedy = (column.tolist() for column in logits.max(-1))
         outputs, row = {}, 0
         for each in wanted:
             stop = row + 1 + len(each.draft_token_ids)
             if not all(map(math.isfinite, best[row:stop])):  # argmax would still name one
-                raise SamplingError(
+                raise RequestError(
                     f"request {each.request_id!r}: its largest logit is {best[row:stop]}; expected "
                     f"finite numbers. Look for NaN in weights and cache; abort() lets others go on"
                 )
@@ -155,3 +143,97 @@ class Sampler:
         """
         generator = torch.Generator().manual_seed(params.seed)
         return float(torch.rand(index + 1, generator=generator, dtype=torch.float64)[index])
+
+
+# --- drafts -----------------------------------------------------------------------------------
+
+
+class Proposer(Protocol):
+    """Whatever guesses the next tokens of a text; the engine takes any object with this method."""
+
+    def propose(self, token_ids: Sequence[int], limit: int | None = None) -> list[int]:
+        """At most `limit` guesses for what follows token_ids; none is an answer too."""
+        ...
+
+
+@dataclass(frozen=True)
+class NgramProposer:
+    """Find the last few tokens earlier in the text and propose what followed there.
+
+    num_drafts             guesses per step, at most
+    max_ngram, min_ngram   the longest match is tried first
+    """
+
+    num_drafts: int = 3
+    max_ngram: int = 3
+    min_ngram: int = 1
+
+    def __post_init__(self) -> None:
+        whole("num_drafts", self.num_drafts, 1)
+        least = whole("min_ngram", self.min_ngram, 1)
+        whole("max_ngram (min_ngram at least)", self.max_ngram, least)
+
+    def propose(self, token_ids: Sequence[int], limit: int | None = None) -> list[int]:
+        """Up to num_drafts (and `limit`) guesses for what follows token_ids; often none.
+
+        >>> NgramProposer(num_drafts=2).propose([7, 8, 9, 5, 7, 8])
+        [9, 5]
+        """
+        num_drafts = self.num_drafts if limit is None else min(limit, self.num_drafts)
+        if num_drafts < 1:
+            return []
+        tokens = list(token_ids)
+        for size in range(min(self.max_ngram, len(tokens) - 1), self.min_ngram - 1, -1):
+            tail = tokens[-size:]
+            for begin in range(len(tokens) - size - 1, -1, -1):
+                if tokens[begin : begin + size] == tail:
+                    return tokens[begin + size : begin + size + num_drafts]
+        return []
+
+
+def accept(draft_token_ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
+    """The tokens that a verified step yields: agreed drafts, then one of the model's own.
+
+    sampled[i] is what the model samples after the last known token and the first i drafts, so
+    there is one more of them than of drafts. The first one that differs from its draft is the
+    correction, and everything behind it was computed from a wrong token.
+
+    >>> accept([4, 5, 6], [4, 5, 9, 1]), accept([4, 5], [4, 5, 8]), accept([4], [7, 8])
+    ([4, 5, 9], [4, 5, 8], [7])
+    """
+    assert len(sampled) == len(draft_token_ids) + 1, "the last known token has a row too"
+    num_accepted = 0
+    for guess, token in zip(draft_token_ids, sampled, strict=False):
+        if guess != token:
+            break
+        num_accepted += 1
+    return list(sampled[: num_accepted + 1])
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """How far each cache goes back after a verified step. Per request: rows never share one."""
+
+    target_trim: int
+    draft_trim: int
+    draft_extra_forwards: int
+
+
+def rollback(num_drafts: int, num_accepted: int) -> Rollback:
+    """Tokens to drop from the target's and from a draft model's cache.
+
+    The target was fed the last known token and all k drafts: k + 1 rows, of which 1 + a stay, so
+    it drops k - a. A draft model was fed one token fewer, because it never reads its own last
+    guess: k rows, 1 + a stay, so it drops (k - 1) - a. Where all k were right it has nothing to
+    drop and still has to read that last guess: one extra forward.
+
+    >>> rollback(4, 2), rollback(4, 4)
+    (Rollback(target_trim=2, draft_trim=1, draft_extra_forwards=0), \
+Rollback(target_trim=0, draft_trim=0, draft_extra_forwards=1))
+    """
+    assert 0 <= num_accepted <= num_drafts, f"{num_accepted} accepted of {num_drafts} drafts"
+    return Rollback(
+        target_trim=num_drafts - num_accepted,
+        draft_trim=max(num_drafts - 1 - num_accepted, 0),
+        draft_extra_forwards=int(0 < num_drafts == num_accepted),
+    )

@@ -7,9 +7,11 @@ copied, evicted or rolled back in between.
 
 from __future__ import annotations
 
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import NULL_BLOCK, BlockPool
-from kvlab.sequence import Sequence
+from kvlab.integrity import check_tables
+from kvlab.notebook.policies import FULL_HIT
+from kvlab.request import Request
+from kvlab.tables import BlockManager
 
 
 class DictCache:
@@ -19,10 +21,10 @@ class DictCache:
         self.manager = manager
         self.slots: dict[int, tuple] = {}
 
-    def content(self, seq: Sequence, position: int) -> tuple:
-        return (position, tuple(seq.token_ids[: position + 1]), seq.adapter, seq.cache_salt)
+    def content(self, seq: Request, position: int) -> tuple:
+        return (position, tuple(seq.token_ids[: position + 1]), seq.tags)
 
-    def compute(self, seq: Sequence, num_tokens: int, copies: list[tuple[int, int]]) -> None:
+    def compute(self, seq: Request, num_tokens: int, copies: list[tuple[int, int]]) -> None:
         """What one forward does: copies first, then writes by slot, then the counter."""
         bs = self.manager.block_size
         for src, dst in copies:
@@ -36,7 +38,7 @@ class DictCache:
             self.slots[slot] = self.content(seq, position)
         self.manager.mark_computed(seq, num_tokens)
 
-    def check(self, seq: Sequence) -> None:
+    def check(self, seq: Request) -> None:
         """The read side, walked by table and offset, without the slot function."""
         bs = self.manager.block_size
         window = self.manager.sliding_window
@@ -63,22 +65,24 @@ def snapshot(manager: BlockManager) -> tuple:
                 s.num_computed_tokens,
                 s.num_published_blocks,
                 s.num_preemptions,
-                s.num_cached_tokens,
+                s.num_found_tokens,
             )
-            for name, s in manager.sequences.items()
+            for name, s in manager.requests.items()
         },
         vars(manager.stats).copy(),
     )
 
 
-def make(num_usable: int, block_size: int, **options) -> tuple[BlockManager, DictCache]:
-    manager = BlockManager(BlockPool(num_usable + 1, block_size), **options)
+def make(
+    num_usable: int, block_size: int, full_hit: str = "block", pool=BlockPool, **options
+) -> tuple[BlockManager, DictCache]:
+    manager = FULL_HIT[full_hit](pool(num_usable + 1, block_size), **options)
     return manager, DictCache(manager)
 
 
-def run(cache: DictCache, name: str, tokens: list[int], **fields) -> Sequence:
+def run(cache: DictCache, name: str, tokens: list[int], **fields) -> Request:
     """Admit a sequence and compute all its tokens."""
-    seq = Sequence(name, tokens, **fields)
+    seq = Request(name, tokens, **fields)
     manager = cache.manager
     hit = manager.match_prefix(seq)
     copies = manager.start(seq, seq.num_tokens - hit.num_tokens, hit)
@@ -87,6 +91,6 @@ def run(cache: DictCache, name: str, tokens: list[int], **fields) -> Sequence:
 
 
 def check(cache: DictCache) -> None:
-    cache.manager.check_integrity()
-    for seq in cache.manager.sequences.values():
+    check_tables(cache.manager)
+    for seq in cache.manager.requests.values():
         cache.check(seq)

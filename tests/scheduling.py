@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from kvlab.batch import build_batch
-from kvlab.block_tables import BlockManager
 from kvlab.blocks import BlockPool
-from kvlab.drafts import accept
-from kvlab.invariants import check_schedule, check_state
-from kvlab.policy import SchedulerConfig
+from kvlab.integrity import check_schedule, check_scheduler
+from kvlab.notebook.policies import FULL_HIT, scheduler_for
 from kvlab.request import Request
-from kvlab.schedule import Schedule
-from kvlab.scheduler import Scheduler
+from kvlab.sampling import accept
+from kvlab.scheduler import Schedule, Scheduler, SchedulerConfig
 
 
 def make_scheduler(
@@ -19,12 +17,16 @@ def make_scheduler(
     *,
     prefix_caching: bool = True,
     full_hit: str = "block",
+    admission: str = "first_chunk",
+    head_of_line: str = "strict",
+    max_head_skips: int = 64,
     **config,
 ) -> Scheduler:
     """num_blocks are usable ones: the null block is added."""
-    pool = BlockPool(num_blocks + 1, block_size)
-    manager = BlockManager(pool, prefix_caching=prefix_caching, full_hit=full_hit)
-    return Scheduler(manager, SchedulerConfig(**config))
+    manager = FULL_HIT[full_hit](BlockPool(num_blocks + 1, block_size), prefix_caching=prefix_caching)
+    made = scheduler_for(admission, head_of_line)(manager, SchedulerConfig(**config))
+    made.max_head_skips = max_head_skips
+    return made
 
 
 def request(name: str, prompt: int | list[int], outputs: int = 4, **fields) -> Request:
@@ -56,7 +58,7 @@ def step(scheduler: Scheduler) -> Schedule:
         e.request_id: accept(e.draft_token_ids, rows_of(e)) for e in schedule.scheduled if e.samples
     }
     scheduler.update(schedule, sampled)
-    check_state(scheduler)
+    check_scheduler(scheduler)
     return schedule
 
 
@@ -84,6 +86,6 @@ def alone(prompt: list[int], outputs: int) -> list[int]:
 def assert_empty(scheduler: Scheduler) -> None:
     """Nothing leaked: no request, no held block, every block free."""
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
-    assert not scheduler.manager.sequences
+    assert not scheduler.manager.requests
     pool = scheduler.manager.pool
     assert pool.num_free_blocks == pool.num_usable_blocks

@@ -9,45 +9,46 @@ import sys
 
 import pytest
 
-from kvlab import answers, pagefiles
+from book.extension import page_python
+from kvlab.notebook import NotebookError, page_questions
 
 SMALL = {"echo": {"a": [1, 2]}}
 
 
 def test_every_listed_function_exists_and_says_what_it_does():
-    for place in answers.FUNCTIONS.values():
+    for place in page_questions.FUNCTIONS.values():
         module, name = place.split(":")
         assert getattr(importlib.import_module(module), name).__doc__
 
 
 def test_an_answer_is_json():
-    assert json.loads(answers.answer_json("echo", '{"a": [1, 2]}')) == {"ok": {"a": [1, 2]}}
+    assert json.loads(page_questions.answer_json("echo", '{"a": [1, 2]}')) == {"ok": {"a": [1, 2]}}
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "name"),
     [
-        ("eval", "{}", "UnknownFunction"),
-        ("kvlab.answers:echo", "{}", "UnknownFunction"),
-        ("__import__", '{"name": "os"}', "UnknownFunction"),
-        ("echo", "[1]", "BadArguments"),
-        ("echo", "null", "BadArguments"),
+        ("eval", "{}", "NotebookError"),
+        ("kvlab.notebook.page_questions:echo", "{}", "NotebookError"),
+        ("__import__", '{"name": "os"}', "NotebookError"),
+        ("echo", "[1]", "NotebookError"),
+        ("echo", "null", "NotebookError"),
         ("echo", "not json", "JSONDecodeError"),
     ],
 )
 def test_what_is_not_listed_is_refused_by_name(function, arguments, name):
-    reply = json.loads(answers.answer_json(function, arguments))
+    reply = json.loads(page_questions.answer_json(function, arguments))
     assert reply["error"]["name"] == name
     assert reply["error"]["message"]
 
 
 def test_page_files_stand_alone(tmp_path):
     """Every question's module imports with the standard library only, as in the page."""
-    for path, text in pagefiles.page_files().items():
+    for path, text in page_python.page_files().items():
         target = tmp_path / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, "utf-8")
-    modules = sorted({place.split(":")[0] for place in answers.FUNCTIONS.values()})
+    modules = sorted({place.split(":")[0] for place in page_questions.FUNCTIONS.values()})
     program = (
         f"import sys, importlib; sys.path.insert(0, {str(tmp_path)!r})\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
@@ -65,10 +66,10 @@ def test_page_files_stand_alone(tmp_path):
 
 
 def test_page_files_are_small():
-    assert len(pagefiles.page_script()) < 1_000_000
+    assert len(page_python.page_script()) < 1_000_000
 
 
 def test_a_heavy_import_is_named(monkeypatch):
-    monkeypatch.setitem(answers.FUNCTIONS, "bad", "kvlab.cache:ContiguousKVCache")
-    with pytest.raises(pagefiles.NotStandardLibrary, match=r"kvlab\.\w+ imports torch"):
-        pagefiles.page_modules()
+    monkeypatch.setitem(page_questions.FUNCTIONS, "bad", "kvlab.cache:ContiguousKVCache")
+    with pytest.raises(NotebookError, match=r"kvlab\.\w+ imports torch"):
+        page_python.page_modules()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.answers import answer_json
 from kvlab.configs import find_model, preset, read_config
 from kvlab.errors import KvlabError
+from kvlab.notebook.page_questions import answer_json
 from kvlab.sheet import SheetError, audit
 from kvlab.sheet.logs import read_log
 from kvlab.specs import DATA_DIR

@@ -11,16 +11,17 @@ from small_models import tiny_spec
 
 from bench import ablation, llamacpp, record
 from bench.cases import timed
-from kvlab import plots_bench, plots_processors
-from kvlab.measure import recorded, recorded_processors
+from kvlab.fast import products_for
 from kvlab.model import Decoder, random_weights
+from kvlab.notebook import bench_record
+from kvlab.notebook.bench_record import recorded, recorded_processors
 from kvlab.rope import interleave_permutation
 
 
 @pytest.fixture(scope="module")
 def models():
     weights = random_weights(tiny_spec())
-    model = Decoder(tiny_spec(), weights)
+    model = Decoder(tiny_spec(), weights, products_for("cpu"))
     return model, ablation.row_major_copy(weights, model)
 
 
@@ -81,7 +82,7 @@ def test_timed_takes_turns_and_keeps_both_clocks():
 def test_a_busy_machine_is_compared_by_processor_time():
     quiet = {"machine": {"cores": 2}, "cases": {"a": {"load_average_after": 2.2}, "pages": {}}}
     busy = {"machine": {"cores": 2}, "cases": {"a": {"load_average_after": 9.0}, "pages": {}}}
-    assert (plots_bench.clock_of(quiet), plots_bench.clock_of(busy)) == ("wall", "cpu")
+    assert (bench_record.clock_of(quiet), bench_record.clock_of(busy)) == ("wall", "cpu")
 
 
 def cases():
@@ -115,18 +116,18 @@ def test_record_names_machine_versions_and_weights(name):
     machine = recorded(name)["machine"]
     for key in ("cpu", "cores", "torch", "transformers", "weights", "load_average"):
         assert machine[key] is not None
-    assert plots_bench.cases_of(recorded(name), "decode")
+    assert bench_record.cases_of(recorded(name), "decode")
 
 
 def test_records_of_several_processors_stand_side_by_side(monkeypatch):
     shown = []
-    monkeypatch.setattr(plots_processors, "table", lambda rows, *_: shown.extend(rows))
+    monkeypatch.setattr(bench_record, "table", lambda rows, *_: shown.extend(rows))
     mine = copy.deepcopy(recorded("cpu"))
     mine["machine"]["cpu"] = "without llama.cpp"
     for case in ("decode, fp32, 1 thread", "decode, bf16, 1 thread"):
         for clock in ("wall", "cpu"):
             mine["cases"][case][f"ratio_{clock}"].pop("llama.cpp")
-    plots_processors.show_processors({"cpu": recorded("cpu"), "cpu-mine": mine})
+    bench_record.show_processors({"cpu": recorded("cpu"), "cpu-mine": mine})
     for row in shown:
         label, here, there = row.values()
         assert there == ("" if "llama.cpp" in label else here) and here

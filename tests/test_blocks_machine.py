@@ -14,7 +14,7 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from block_model import DictCache, snapshot
+from block_model import make, snapshot
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,11 +25,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvlab.block_tables import BlockManager
-from kvlab.blocks import BlockNotHeld, BlockOutOfRange, BlockPool, DoubleFree, OutOfBlocks
-from kvlab.errors import KvlabError
-from kvlab.sequence import Sequence, SequenceError
-from kvlab.slots import SlotOutOfRange
+from kvlab.blocks import BlockPool
+from kvlab.errors import BlockError, OutOfBlocks, RequestError
+from kvlab.integrity import check_tables
+from kvlab.notebook.policies import HeadFirst
+from kvlab.request import Request
 
 LONG = os.environ.get("KVLAB_LONG") == "1"
 NUM_OPERATIONS = 100_000 if LONG else 2_500
@@ -53,28 +53,24 @@ class Lives(RuleBasedStateMachine):
         block_size=st.integers(1, 5),
         full_hit=st.sampled_from(["block", "token"]),
         window=st.sampled_from([None, None, None, 1, 3, 7]),
-        eviction=st.sampled_from(["lru", "lru", "lru", "head_first"]),
-        collide=st.sampled_from([False, False, False, True]),
+        pool=st.sampled_from([BlockPool, BlockPool, BlockPool, HeadFirst]),
     )
-    def begin(self, num_usable, block_size, full_hit, window, eviction, collide):
-        options = {"full_hit": full_hit, "sliding_window": window}
-        if collide:  # a hash function that knows next to nothing
-            options["hash_function"] = lambda parent, toks, extra: bytes([sum(toks) % 3])
-        pool = BlockPool(num_usable + 1, block_size, eviction=eviction)
-        self.manager = BlockManager(pool, **options)
-        self.cache = DictCache(self.manager)
-        self.live: list[Sequence] = []
-        self.waiting: list[Sequence] = []
+    def begin(self, num_usable, block_size, full_hit, window, pool):
+        self.manager, self.cache = make(
+            num_usable, block_size, full_hit, pool, sliding_window=window
+        )
+        self.live: list[Request] = []
+        self.waiting: list[Request] = []
         self.count = 0
 
     def name(self) -> str:
         self.count += 1
         return f"r{self.count}"
 
-    def chosen(self, index: int) -> Sequence:
+    def chosen(self, index: int) -> Request:
         return self.live[index % len(self.live)]
 
-    def refused(self, error: type[KvlabError], call, *arguments) -> None:
+    def refused(self, error: type[Exception], call, *arguments) -> None:
         before = snapshot(self.manager)
         with pytest.raises(error):
             call(*arguments)
@@ -86,13 +82,13 @@ class Lives(RuleBasedStateMachine):
         try:
             return call(*arguments)
         except OutOfBlocks as error:
-            assert error.needed > error.free == self.manager.pool.num_free_blocks
+            assert f"{self.manager.pool.num_free_blocks} free" in str(error)
             assert snapshot(self.manager) == before
             return None
 
     # -- what engines do ----------------------------------------------------------------
 
-    def admit(self, seq: Sequence, chunk: int) -> None:
+    def admit(self, seq: Request, chunk: int) -> None:
         hit = self.manager.match_prefix(seq)
         assert hit.num_tokens < seq.num_tokens
         num_new = min(chunk, seq.num_tokens - hit.num_tokens)
@@ -107,15 +103,15 @@ class Lives(RuleBasedStateMachine):
         self.live.append(seq)
         self.cache.compute(seq, num_new, copies)
 
-    @rule(toks=tokens, chunk=st.integers(1, 14), adapter=st.sampled_from([None, None, "X"]))
+    @rule(toks=tokens, chunk=st.integers(1, 14), adapter=st.sampled_from([(), (), (("adapter", "X"),)]))
     def arrive(self, toks, chunk, adapter):
         DONE["allocate"] += 1
-        self.admit(Sequence(self.name(), toks, adapter=adapter), chunk)
+        self.admit(Request(self.name(), toks, tags=adapter), chunk)
 
-    @rule(toks=tokens, logprobs=st.booleans(), salt=st.sampled_from([None, "X"]))
+    @rule(toks=tokens, logprobs=st.booleans(), salt=st.sampled_from([(), (("salt", "X"),)]))
     def arrive_with_options(self, toks, logprobs, salt):
         DONE["allocate"] += 1
-        seq = Sequence(self.name(), toks, prompt_logprobs=logprobs, cache_salt=salt)
+        seq = Request(self.name(), toks, prompt_logprobs=logprobs, tags=salt)
         self.admit(seq, len(toks))
 
     @precondition(lambda self: self.waiting)
@@ -197,7 +193,7 @@ class Lives(RuleBasedStateMachine):
         before = snapshot(self.manager)
         try:
             self.manager.truncate_to(seq, min(num_tokens, seq.num_tokens))
-        except SequenceError:
+        except RequestError:
             assert self.manager.sliding_window is not None
             assert snapshot(self.manager) == before
             return
@@ -224,27 +220,27 @@ class Lives(RuleBasedStateMachine):
         if kind == 0:
             self.refused(OutOfBlocks, pool.allocate, pool.num_free_blocks + 1)
         elif kind == 1 and free:
-            self.refused(DoubleFree, pool.free, [free[index % len(free)]])
+            self.refused(BlockError, pool.free, [free[index % len(free)]])
         elif kind == 2 and empty:
-            self.refused(BlockNotHeld, pool.ref, [empty[index % len(empty)]])
+            self.refused(BlockError, pool.ref, [empty[index % len(empty)]])
         elif kind == 3:
             held = [b.block_id for b in pool.blocks if b.ref_count]
-            self.refused(BlockOutOfRange, pool.free, [*held, pool.num_blocks + index])
+            self.refused(BlockError, pool.free, [*held, pool.num_blocks + index])
         elif kind == 4:
-            self.refused(BlockOutOfRange, pool.ref, [-1 - index])
+            self.refused(BlockError, pool.ref, [-1 - index])
         elif self.live:
             seq = self.chosen(index)
             room = len(seq.block_table) * manager.block_size
             if kind == 5:
-                self.refused(SlotOutOfRange, manager.slot, seq, room + index)
+                self.refused(BlockError, manager.slot_mapping, seq, room, room + index + 1)
             elif kind == 6:
-                self.refused(SequenceError, manager.fork, seq, seq.request_id)
+                self.refused(AssertionError, manager.fork, seq, seq.request_id)
             elif kind == 7:
-                self.refused(SequenceError, manager.truncate_to, seq, seq.num_tokens + 1)
+                self.refused(RequestError, manager.truncate_to, seq, seq.num_tokens + 1)
             elif any(seq.block_table):
                 table = [i for i in seq.block_table if i]
                 twice = table * (1 + max(pool.blocks[i].ref_count for i in table))
-                self.refused(DoubleFree, pool.free, twice)
+                self.refused(BlockError, pool.free, twice)
 
     # -- what must hold -----------------------------------------------------------------
 
@@ -253,7 +249,7 @@ class Lives(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         DONE["operations"] += 1
-        self.manager.check_integrity()
+        check_tables(self.manager)
         pool = self.manager.pool
         held = {i for seq in self.live for i in seq.block_table if i}
         assert len(held) + pool.num_free_blocks == pool.num_usable_blocks

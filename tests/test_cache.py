@@ -7,8 +7,8 @@ import torch
 from small_models import tiny_spec
 
 from kvlab import costs
-from kvlab.cache import CacheError, CacheFull, ConcatenatedKVCache, ContiguousKVCache
-from kvlab.cache_rolling import RollbackTooFar, RollingKVCache
+from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
+from kvlab.errors import CacheError
 
 
 def rows(spec, num_tokens, start=0, batch=1):
@@ -102,10 +102,8 @@ def test_a_full_cache_says_so_and_stays_as_it_was():
     spec = tiny_spec()
     cache = ContiguousKVCache(spec, 1, 4)
     fill(cache, spec, 4)
-    with pytest.raises(CacheFull, match="max_len 4"):
+    with pytest.raises(CacheError, match="max_len 4"):
         cache.write(0, *rows(spec, 1))
-    with pytest.raises(CacheFull):
-        cache.advance(1)
     assert cache.length == 4
     with pytest.raises(CacheError):
         ContiguousKVCache(spec, 0, 4)
@@ -136,7 +134,7 @@ def test_growing_by_concatenation_copies_what_the_closed_form_says(prompt, decod
         assert torch.equal(grown.read(layer)[0], preallocated.read(layer)[0])
 
 
-@pytest.mark.parametrize("cache", [ContiguousKVCache, RollingKVCache])
+@pytest.mark.parametrize("cache", [ContiguousKVCache])
 @pytest.mark.parametrize("shape", [(1, 2, 1, 8), (1, 1, 2, 8), (1, 2, 2, 1), (1, 2, 2, 7)])
 @pytest.mark.parametrize("side", [0, 1])
 def test_att_04_k_and_v_of_another_shape_are_refused_and_not_stretched(cache, shape, side):
@@ -148,7 +146,7 @@ def test_att_04_k_and_v_of_another_shape_are_refused_and_not_stretched(cache, sh
     assert not kept.keys[0].any() and not kept.values[0].any() and kept.length == 0
 
 
-@pytest.mark.parametrize("cache", [ContiguousKVCache, RollingKVCache])
+@pytest.mark.parametrize("cache", [ContiguousKVCache])
 def test_att_04_a_layer_past_the_last_is_not_the_first_ones_values(cache):
     spec = tiny_spec(window=4)
     cache = cache(spec, 1, 8)
@@ -168,18 +166,22 @@ def test_a_growing_cache_keeps_its_own_copy():
     assert (cache.read(0)[0] == 1).all()
 
 
-def test_att_09_a_forward_that_broke_off_is_not_repeated_over_lost_keys():
-    cache = RollingKVCache(tiny_spec(window=4), 1, 40)
-    for layer in range(3):
-        cache.write(layer, torch.ones(1, 6, 2, 8), torch.ones(1, 6, 2, 8))
-    cache.advance(6)
-    one, chunk = torch.ones(1, 1, 2, 8), torch.ones(1, 3, 2, 8)
-    cache.write(0, one, one)
-    cache.write(0, one, one)  # the token once more: it only replaced what had left the window
-    cache.write(0, chunk, chunk)
-    with pytest.raises(RollbackTooFar, match="never closed"):
-        cache.write(0, chunk, chunk)
-    cache.write(1, chunk, chunk)  # this layer had not been reached
+@pytest.mark.parametrize("make", [ContiguousKVCache, ConcatenatedKVCache])
+def test_att_14_both_caches_answer_to_the_same_calls(make):
+    spec = tiny_spec()
+    cache = make(spec, 1, 6)
+    fill(cache, spec, 4)
+    cache.truncate_to(3)
+    fill(cache, spec, 1)
+    assert cache.read(0)[0][0, 0, :, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    cache.drop_last(2)
+    assert cache.length == cache.read(1)[0].shape[2] == 2
+    with pytest.raises(CacheError, match="exceed max_len 6"):
+        cache.write(0, *rows(spec, 5, 2))
     cache.reset()
-    cache.write(0, chunk, chunk)
-    assert cache.read(0)[0].shape[2] == 3
+    cache.write(0, *rows(spec, 1))
+    with pytest.raises(CacheError, match="1 tokens were written"):
+        cache.advance(2)
+    cache.reset()
+    fill(cache, spec, 6)
+    assert torch.equal(cache.read(2)[0][0, 0, :, 0], torch.arange(6.0))

@@ -15,11 +15,9 @@ import pytest
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from kvlab.configs.fields import ConfigError, words
-from kvlab.configs.files import model_types
-from kvlab.configs.reader import read_config
-from kvlab.configs.rules import IMPLIED
-from kvlab.configs.scope import NOT_MODELLED
+from kvlab.configs import ConfigError, read_config
+from kvlab.configs.families import IMPLIED, REFUSED
+from kvlab.configs.fields import model_types
 
 LONG = bool(os.environ.get("KVLAB_LONG"))
 KINDS = {
@@ -57,16 +55,16 @@ NO_ANSWER = {
     "qwen3_omni_moe": "the class's defaults floor 2048 / 28; published files give head_dim",
     "qwen3_omni_moe_text": "as qwen3_omni_moe",
     "qwen3_omni_moe_thinker": "as qwen3_omni_moe",
-    "unlimited_ocr": NOT_MODELLED["unlimited_ocr_text"],
-    "inkling2_loop": NOT_MODELLED["inkling2_loop_text"],
+    "unlimited_ocr": REFUSED["unlimited_ocr_text"],
+    "inkling2_loop": REFUSED["inkling2_loop_text"],
 }
-TYPES = [t for t in model_types()["known"] if t not in NO_ANSWER and t not in NOT_MODELLED]
-PATTERN_KEYS = words(
+TYPES = [t for t in model_types()["known"] if t not in NO_ANSWER and t not in REFUSED]
+PATTERN_KEYS = (
     "layer_types layers_block_type per_layer_config mlp_layer_types no_rope_layers "
     "full_attn_idxs moe_layers layer_rope_theta num_attention_heads_per_layer "
     "activation_sparsity_pattern mtp_layer_types attention_layers indexer_types "
     "hybrid_layer_ids"
-)
+).split()
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -179,7 +177,7 @@ def test_departures_from_the_config_class_are_still_departures(model_type):
     assert layers_of_reader(config) != layers_of_class(text_config(model_type, config))
 
 
-@pytest.mark.parametrize("model_type", sorted(NOT_MODELLED))
+@pytest.mark.parametrize("model_type", sorted(REFUSED))
 def test_types_that_are_not_modelled_say_so(model_type):
     with pytest.raises(ConfigError) as caught:
         read_config({"model_type": model_type, "num_hidden_layers": 2, "hidden_size": 64})

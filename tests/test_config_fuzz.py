@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvlab import costs, kv_costs
 from kvlab.configs import DATA_DIR, model_names, read_config
-from kvlab.configs.files import parse_config
+from kvlab.configs.fields import parse_config
 from kvlab.errors import KvlabError
 from kvlab.reports.kv import ask_kv, kv_report
 

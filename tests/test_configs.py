@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlab import costs, kv_costs
-from kvlab.configs import find_model, model_names, preset, read_config
-from kvlab.configs.fields import ConfigError, words
+from kvlab.configs import ConfigError, find_model, model_names, preset, read_config
 from kvlab.reports.kv import kv_report
 
 VALUES = json.loads((Path(__file__).parent / "model_values.json").read_text())
@@ -455,6 +454,7 @@ def test_an_unknown_type_is_read_with_a_note():
         ({"use_sliding_window": "no"}, "use_sliding_window"),
         ({"hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
         ({"hybrid_override_pattern": "?" * 32}, "hybrid_override_pattern"),
+        ({"hybrid_layer_pattern": [1.0] * 32}, "hybrid_layer_pattern"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim"),
         ({"rope_theta": -1}, "rope_theta"),
         ({"rope_theta": True}, "rope_theta"),
@@ -528,10 +528,10 @@ def test_santacoder_has_one_kv_head():
 
 @pytest.mark.parametrize(
     "model_type",
-    words(
+    (
         "dinov2 wav2vec2 hubert esm longformer eurobert siglip2_vision_model clip_text_model "
         "tinybert whisper_encoder my_vision"
-    ),
+    ).split(),
 )
 def test_what_only_sees_or_hears_keeps_no_cache(model_type):
     assert refused({**LLAMA, "model_type": model_type}).field == "model_type"

@@ -8,12 +8,19 @@ import pytest
 import torch
 
 from kvlab import faults
-from kvlab.faults.drift import TEXT, cached_logits, checkpoint, drift, text_ids, tiny_model
-from kvlab.faults.shift import shifted_drift, shifted_logits
+from kvlab.faults.drift import (
+    TEXT,
+    cached_logits,
+    checkpoint,
+    drift,
+    shifted_drift,
+    shifted_logits,
+    text_ids,
+)
+from kvlab.faults.scenes import tiny_model
+from kvlab.notebook.widgets.positions import DriftCurves, Rotate, pair_score, read_record
 from kvlab.rope import rope_inv_freq
 from kvlab.specs import RopeSpec
-from kvlab.widgets.drift import DriftCurves, read_record
-from kvlab.widgets.rotate import Rotate, pair_score
 
 
 def test_one_forward_equals_a_cached_run_whose_decode_positions_are_off_by_one():
@@ -55,7 +62,7 @@ def test_record_says_where_it_comes_from():
 
 @pytest.mark.real
 def test_drift_refuses_more_text_than_there_is():
-    with pytest.raises(ValueError, match="tokens"):
+    with pytest.raises(faults.FaultError, match="tokens"):
         drift(prompt_len=len(text_ids()), num_steps=8)
 
 

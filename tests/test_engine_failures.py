@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +14,15 @@ from hypothesis import strategies as st
 from scheduling import assert_empty
 from small_models import tiny_spec
 
+import kvlab
 import kvlab.engine as engine_module
-from kvlab.drafts import NgramProposer
 from kvlab.engine import Engine
-from kvlab.engine_inputs import TokenOutOfRange
-from kvlab.invariants import check_state
+from kvlab.errors import RequestError
+from kvlab.integrity import check_scheduler
 from kvlab.model import Decoder
-from kvlab.paged_attention import PagedAttention
-from kvlab.sampling import SamplingParams
+from kvlab.notebook.policies import FULL_HIT, TokenRule
+from kvlab.paged import PagedAttention
+from kvlab.sampling import NgramProposer, SamplingParams
 
 LONG = os.environ.get("KVLAB_LONG") == "1"
 VOCAB = 13
@@ -71,11 +74,10 @@ def made_engine(**options):
         **{
             "num_blocks": 14,
             "block_size": 4,
-            "full_hit": "token",
             "max_num_batched_tokens": 9,
             "proposer": NgramProposer(2),
             "attention": fused_attention(fuses),
-            "keep_trace": True,
+            "tables": TokenRule,
             **options,
         },
     )
@@ -100,7 +102,6 @@ POINTS = [
         "manager.grow",
         "scheduler.schedule",
         "build_batch",
-        "step_record",
         "cache.copy_block",
         "runner.run",
         "layers",
@@ -152,13 +153,12 @@ def run_all(made, outputs, on_failure=None):
             failures += 1
             if on_failure:
                 on_failure(failures)
-        check_state(made.scheduler)
+        check_scheduler(made.scheduler)
         for output in outputs:
             assert output.finish_reason != "length" or len(output.token_ids) == OUTPUTS
         steps += 1
         assert steps < 2000
     assert_empty(made.scheduler)
-    assert not made._owed_copies and not made._live and not made._sampling
     return failures
 
 
@@ -176,43 +176,40 @@ def add_all(made):
 @pytest.mark.parametrize(("name", "after"), POINTS)
 @pytest.mark.parametrize("calls", [range(1, 400, 5), range(1, 4), range(2, 400, 11)], ids=str)
 def test_a_failure_at_any_point_of_a_step_changes_no_output(monkeypatch, name, after, calls):
-    made, fuses = made_engine()
+    traced = {}
+
+    def trace(result):
+        for request_id, tokens in result.new_tokens.items():
+            traced.setdefault(request_id, []).extend(tokens)
+
+    made, fuses = made_engine(on_step=trace)
     outputs = add_all(made)
     fuse = set_fuse(made, fuses, monkeypatch, name, calls, after)
     failures = run_all(made, outputs)
     assert failures == sum(call <= fuse.count for call in calls)
     assert failures > 0 or name == "cache.copy_block"
     assert [output.token_ids for output in outputs] == ALONE
-    traced = {}
-    for step in made.trace:
-        for request_id, tokens in step["outputs"].items():
-            traced.setdefault(request_id, []).extend(tokens)
     assert [traced[output.request_id] for output in outputs] == ALONE
 
 
-def test_copies_of_a_failed_step_stay_owed_and_are_done_once(monkeypatch):
+def test_a_step_that_broke_off_is_computed_again_and_counted_as_dropped(monkeypatch):
     made, fuses = made_engine(num_blocks=40, proposer=None)
-    first = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
-    made.step()  # eight tokens, two full blocks, still held
-    twin = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
-    copies = []
-    real = made.runner.cache.copy_block
-    monkeypatch.setattr(
-        made.runner.cache, "copy_block", lambda src, dst: (real(src, dst), copies.append(src))
-    )
-    for name in ("build_batch", "build_batch", "layers"):
-        set_fuse(made, fuses, monkeypatch, name, [1], False)
-        with pytest.raises(Broken):
-            made.step()
-        assert len(copies) == (name == "layers")
-    run_all(made, [first, twin])
-    assert len(copies) == 1 and twin.num_cached_tokens == 7
-    assert first.token_ids == twin.token_ids == ALONE[0]
+    output = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
+    for _ in range(3):
+        made.step()
+    known, computed = output.num_computed_tokens, len(output.token_ids)
+    set_fuse(made, fuses, monkeypatch, "runner.run", [1], False)
+    with pytest.raises(Broken):
+        made.step()
+    assert (output.num_computed_tokens, len(output.token_ids)) == (0, computed)
+    assert output.num_dropped_tokens == known and output.num_preemptions == 1
+    run_all(made, [output])
+    assert output.token_ids == ALONE[0] and output.num_recomputed_tokens == known
 
 
 @pytest.mark.parametrize("name", ["build_batch", "cache.copy_block", "runner.run"])
-def test_an_abort_after_a_failed_step_leaves_the_owed_copy_harmless(monkeypatch, name):
-    """Both blocks of the copy go back to the pool, and others are given them at once."""
+def test_an_abort_after_a_failed_step_harms_nobody(monkeypatch, name):
+    """The blocks of a step that broke off in a copy are given to others at once."""
     made, fuses = made_engine(num_blocks=8, proposer=None)
     first = made.add_request(PROMPTS[0], max_new_tokens=OUTPUTS)
     made.step()
@@ -244,7 +241,7 @@ def test_an_abort_after_a_failed_step_leaves_the_owed_copy_harmless(monkeypatch,
 )
 def test_any_mix_of_failures_and_an_abort(points, num_blocks, full_hit, drafts, aborted):
     made, fuses = made_engine(
-        num_blocks=num_blocks, full_hit=full_hit, proposer=NgramProposer(2) if drafts else None
+        num_blocks=num_blocks, tables=FULL_HIT[full_hit], proposer=NgramProposer(2) if drafts else None
     )
     outputs = add_all(made)
 
@@ -279,7 +276,8 @@ def test_any_mix_of_failures_and_an_abort(points, num_blocks, full_hit, drafts, 
     ],
 )
 @pytest.mark.parametrize("call", [1, 2, 7])
-def test_an_interrupt_leaves_no_half_booked_step(monkeypatch, place, call):
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_leaves_no_half_booked_step(monkeypatch, place, call, after):
     """The signal of Ctrl-C, sent from inside the bookkeeping or from the forward."""
     made, _ = made_engine()
     outputs = add_all(made)
@@ -290,17 +288,57 @@ def test_an_interrupt_leaves_no_half_booked_step(monkeypatch, place, call):
 
     def interrupted(*args):
         calls.append(args)
-        if len(calls) == call:
+        if len(calls) == call and not after:
             signal.raise_signal(signal.SIGINT)
-        return real(*args)
+        result = real(*args)
+        if len(calls) == call and after:
+            signal.raise_signal(signal.SIGINT)
+        return result
 
     monkeypatch.setattr(target, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_all(made, outputs)
-    check_state(made.scheduler)
+    check_scheduler(made.scheduler)
     run_all(made, outputs)
     assert [output.token_ids for output in outputs] == ALONE
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+BOOKS = {str(Path(kvlab.__file__).parent / f"{n}.py") for n in ("blocks", "tables", "scheduler")}
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt at the n-th line that runs in the files of the books, once."""
+
+    def __init__(self, line):
+        self.left = line
+
+    def __call__(self, frame, event, arg):
+        if frame.f_code.co_filename not in BOOKS:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("first", range(1, 60, 1 if LONG else 3))
+def test_an_interrupt_at_any_line_of_the_books_changes_no_output(first):
+    """Line by line through the bookkeeping of a whole run, each run stopped at another line."""
+    for line in range(first, 12_000, 59 if LONG else 59 * 16):
+        made, _ = made_engine(attention=PagedAttention)
+        outputs = add_all(made)
+        before = sys.gettrace()
+        sys.settrace(InterruptAt(line))
+        try:
+            run_all(made, outputs)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        check_scheduler(made.scheduler)
+        run_all(made, outputs)
+        assert [output.token_ids for output in outputs] == ALONE, line
 
 
 def test_a_failure_in_generate_takes_its_own_requests_out_only(monkeypatch):
@@ -334,7 +372,7 @@ def test_drafts_out_of_range_are_named_before_anything_is_scheduled():
     for _ in range(3):
         made.step()
     wild.wild = True
-    with pytest.raises(TokenOutOfRange, match="draft token 0"):
+    with pytest.raises(RequestError, match="draft token 0"):
         made.step()
     wild.wild = False
     run_all(made, [output])

@@ -10,12 +10,18 @@ import torch
 
 from kvlab import faults
 from kvlab.cli import main
-from kvlab.errors import KvlabError
-from kvlab.faults import checks
+from kvlab.faults.detectors import check_heads
 from kvlab.faults.drift import checkpoint, compare, drift, text_ids
 from kvlab.faults.guide import field_guide_markdown, read_record
-from kvlab.faults.registry import DuplicateFault, Fault, register
-from kvlab.faults.seams import open_seams, replaced, suspended, watched
+from kvlab.faults.registry import (
+    LAYERS,
+    TEXTS,
+    Fault,
+    replaced,
+    replaced_places,
+    suspended,
+    watched,
+)
 from kvlab.generate import cached_generate
 
 ALL = faults.all_faults()
@@ -27,7 +33,7 @@ def nothing_left_on():
     """No test may leave a switch behind."""
     yield
     faults.off()
-    assert open_seams() == []
+    assert replaced_places() == []
 
 
 @EACH
@@ -42,7 +48,6 @@ def test_detector_fires_on_its_fault_and_is_silent_without_it(entry: Fault):
 @EACH
 def test_symptom_is_measured(entry: Fault):
     """On the checkpoint where the fault is one of the model or its cache; else in its own unit."""
-    assert entry.measure is not None, f"{entry.name} documents a symptom that nothing measures"
     quiet = entry.measure()
     assert quiet < entry.threshold
     with faults.fault(entry.name):
@@ -111,14 +116,21 @@ def test_an_error_inside_the_block_still_puts_everything_back():
     for entry in ALL:
         with pytest.raises(ZeroDivisionError), faults.fault(entry.name):
             raise ZeroDivisionError
-        assert open_seams() == []
+        assert replaced_places() == []
 
 
-def test_unknown_and_duplicate_names_are_named_errors():
-    with pytest.raises(KvlabError, match="decode_position_off_by_one"), faults.fault("off_by_one"):
+def test_an_unknown_name_is_a_named_error_that_lists_the_known_ones():
+    with (
+        pytest.raises(faults.FaultError, match="decode_position_off_by_one"),
+        faults.fault("off_by_one"),
+    ):
         pass
-    with pytest.raises(DuplicateFault):
-        register(ALL[0])
+
+
+def test_code_and_data_name_the_same_faults_layer_by_layer():
+    assert [entry.name for entry in ALL] == list(TEXTS)  # a fault without texts is not registered
+    layers = [entry.layer for entry in ALL]
+    assert set(layers) == set(LAYERS) and layers == sorted(layers, key=list(LAYERS).index)
 
 
 class Thing:
@@ -139,7 +151,7 @@ def test_a_detector_sees_what_the_original_gets_whatever_the_order():
     for first, second in (
         ((replaced, fault), (watched, detector)), ((watched, detector), (replaced, fault)),
     ):  # fmt: skip
-        with first[0](Thing, "value", first[1]), second[0](Thing, "value", second[1]):
+        with first[0]((Thing, "value"), first[1]), second[0]((Thing, "value"), second[1]):
             assert Thing().value(1) == 2
             with suspended():
                 assert Thing().value(1) == 1
@@ -157,15 +169,15 @@ def test_pos_01_uniform_shift_is_invisible_to_outputs_and_visible_to_positions()
 
 
 def test_att_03_heads_of_the_checkpoint_are_grouped_in_threes():
-    checks.check_heads(9, 3)
+    check_heads(9, 3)
     with (
         faults.fault("heads_tiled"),
         pytest.raises(faults.FaultDetected, match=r"\[0, 1, 2, 0, 1, 2, 0, 1, 2\]"),
     ):
-        checks.check_heads(9, 3)
+        check_heads(9, 3)
     with faults.fault("heads_tiled"):  # the two ends cannot tell
-        checks.check_heads(4, 1)
-        checks.check_heads(4, 4)
+        check_heads(4, 1)
+        check_heads(4, 4)
 
 
 def test_drift_of_a_run_with_itself_is_zero():

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvlab import costs, formulas
+from book.extension import page_text
+from kvlab import costs
 from kvlab.configs import preset
+from kvlab.notebook import formulas
 from kvlab.specs import LayerSpec
 
 NUM_SHAPES = 2_000
@@ -105,5 +107,5 @@ def test_symbols_are_unique():
 
 def test_latex_of_the_two_steps():
     assert formulas.FORMULAS["cached_step_flops"].latex() == r"2\,\left(2\,L\,d_h\,h\,s + P\right)"
-    sheet = formulas.sheet_markdown()
+    sheet = page_text.formula_sheet()
     assert all(f"`{name}`" in sheet for name in formulas.FORMULAS)

@@ -10,12 +10,16 @@ from small_models import tiny_spec
 
 from kvlab import checkpoint, costs
 from kvlab.attention import CountingAttention, UncachedAttention
-from kvlab.cache import CacheError, ContiguousKVCache
-from kvlab.generate import PromptTooLong, cached_generate, max_outputs, naive_generate
-from kvlab.generate_paged import paged_generate
+from kvlab.cache import ContiguousKVCache
+from kvlab.errors import CacheError, RequestError
+from kvlab.generate import (
+    cached_generate,
+    max_outputs,
+    naive_generate,
+    padded_generate,
+    paged_generate,
+)
 from kvlab.model import Decoder
-from kvlab.padding import padded_generate
-from kvlab.request import RequestError
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-4, torch.bfloat16: 0.25}
 
@@ -122,9 +126,9 @@ def test_att_07_the_last_output_needs_no_position():
         assert len(steps) == 6  # 5 fed back at positions 5..9, and one more sampled
         assert max(int(s.positions.max()) for s in steps) == 9
         assert len(generate(model, list(range(10)), 10)) == 1
-        with pytest.raises(PromptTooLong, match="context length of 10"):
+        with pytest.raises(RequestError, match="context length of 10"):
             generate(model, list(range(11)), 1)
-        with pytest.raises(PromptTooLong):
+        with pytest.raises(RequestError):
             generate(model, [], 1)
     assert max_outputs(10, 5, 10) == 6 and max_outputs(None, 5, 10) == 10
     assert cached_generate(model, [1, 2], 0) == naive_generate(model, [1, 2], 0) == []
@@ -180,7 +184,7 @@ def test_a_decode_step_allocates_the_same_whatever_the_context():
         model, peak = Decoder.random(spec), []
         model.rope.grow(4096)  # the table of angles, once per model
         cache = ContiguousKVCache(spec, 1, context + 1)
-        cache.advance(context)
+        cache.length = context  # as if so many tokens were written
         with torch.profiler.profile(profile_memory=True) as profile:
             cached_generate(model, [1] * (context + 1), 1, cache=cache)
         for event in profile.events():
@@ -214,9 +218,9 @@ LOOPS = {
     ("prompt", "count", "words"),
     [
         ([1, 101], 2, "prompt token 1 is 101; expected a whole number from 0 to 100"),
-        ([-1], 2, "prompt token 0 is -1"),
-        ([1.0], 2, "prompt token 0 is 1.0"),
-        (torch.tensor([[1, 2]]), 2, "prompt token 0 is"),
+        ([-1], 2, "prompt token 0=-1"),
+        ([1.0], 2, "prompt token 0=1.0"),
+        (torch.tensor([[1, 2]]), 2, "prompt token 0="),
         ("text", 2, "encode text first"),
         (7, 2, "expected a list of token ids"),
         ([1], 2.5, "max_new_tokens=2.5; expected a whole number"),
@@ -237,5 +241,5 @@ def test_a_tensor_is_a_prompt_for_every_loop(loop):
 
 @pytest.mark.parametrize("chunk_size", [0, -1])
 def test_a_chunk_of_no_tokens_is_named(chunk_size):
-    with pytest.raises(CacheError, match=f"chunk_size={chunk_size}; expected 1 or more"):
+    with pytest.raises(CacheError, match=f"chunk_size={chunk_size}; expected a whole number, 1 or more"):
         cached_generate(Decoder.random(tiny_spec()), [1, 2, 3], 2, chunk_size=chunk_size)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import StaticCache
 
-from kvlab.hf import UnknownCacheObject, cache_argument, cache_of, layer_key, load_with
+from kvlab.checkpoint import CheckpointError, cache_argument, cache_of, layer_key, load_with
 
 KEY = torch.zeros(1, 3, 7, 64)
 
@@ -29,9 +29,9 @@ def test_nb_04_layer_0_key_of_every_cache_object(cache):
 
 
 def test_an_unknown_cache_object_is_named():
-    with pytest.raises(UnknownCacheObject, match="SimpleNamespace"):
+    with pytest.raises(CheckpointError, match="SimpleNamespace"):
         layer_key(SimpleNamespace(pages=[]))
-    with pytest.raises(UnknownCacheObject, match="use_cache=True"):
+    with pytest.raises(CheckpointError, match="use_cache=True"):
         cache_of(SimpleNamespace(logits=1))
 
 
@@ -107,7 +107,7 @@ def test_a_static_cache_holds_rows_for_its_whole_length(tiny):
 def test_without_a_cache_the_caller_is_told_how_to_get_one(tiny):
     with torch.inference_mode():
         output = tiny(torch.arange(5)[None], use_cache=False)
-    with pytest.raises(UnknownCacheObject, match="use_cache=True"):
+    with pytest.raises(CheckpointError, match="use_cache=True"):
         cache_of(output)
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from kvlab.kernels import bench, rivals
+from kvlab.kernels import KernelError, bench
 
 
 def test_without_a_gpu_it_says_so_and_ends_well(capsys) -> None:
@@ -19,7 +19,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch) -> None:
     monkeypatch.setattr(
         bench, "paged_decode", lambda query, *_, **__: (torch.zeros_like(query), None)
     )
-    with pytest.raises(bench.WrongResult, match="Nothing was timed"):
+    with pytest.raises(KernelError, match="Nothing was timed"):
         bench.check_results([torch.float32], "cpu")
 
 
@@ -46,17 +46,17 @@ def test_a_row_relates_bytes_to_the_copy(on_the_cpu) -> None:
     json.dumps(row)
 
 
-def test_a_rival_that_fails_is_recorded(on_the_cpu, monkeypatch) -> None:
+def test_another_kernel_that_fails_is_recorded(on_the_cpu, monkeypatch) -> None:
     def broken() -> torch.Tensor:
         raise RuntimeError("not this shape")
 
-    monkeypatch.setattr(bench, "all_rivals", lambda *_: {"other": broken})
+    monkeypatch.setattr(bench, "other_kernels", lambda *_: {"other": broken})
     row = bench.time_shape(bench.Shape(1, 16, 16, 2, 1, 16), torch.float32, 1.0)
     assert row["failed"] == {"other": "RuntimeError: not this shape"}
 
 
-def test_rivals_agree_with_the_kernel() -> None:
+def test_the_others_agree_with_the_kernel() -> None:
     case = bench.make_tensors(bench.Shape(2, 32, 16, 4, 2, 16), torch.float32, "cpu")
     want, _ = bench.paged_decode(*case)
-    for name, run in rivals.all_rivals(*case[:4]).items():
+    for name, run in bench.other_kernels(*case[:4]).items():
         torch.testing.assert_close(run(), want, atol=1e-5, rtol=1e-5, msg=name)

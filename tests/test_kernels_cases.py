@@ -11,11 +11,15 @@ import pytest
 import torch
 from paged_case import paged_case
 
-from kvlab.kernels import checks
+from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.launch import paged_decode
-from kvlab.kernels.reference import merge, paged_decode_reference, partial_attention
-from kvlab.kernels.trace import trace_accesses
+from kvlab.kernels.paged_decode import paged_decode
+from kvlab.kernels.reference import (
+    merge,
+    paged_decode_reference,
+    partial_attention,
+    trace_loads,
+)
 
 # block_id or slot, its stride in elements, and whether the product fits 32 bits
 OFFSETS = [
@@ -149,8 +153,11 @@ def test_krn_08_head_major_caches() -> None:
     out, lse = paged_decode(*case.tensors)
     head_major = [c.transpose(1, 2).contiguous() for c in (case.key_cache, case.value_cache)]
     tables = (case.block_tables, case.seq_lens)
-    stored, stored_lse = paged_decode(case.query, *head_major, *tables, layout="HND")
-    mixed, _ = paged_decode(case.query, case.key_cache, head_major[1].transpose(1, 2), *tables)
+    views = [cache.transpose(1, 2) for cache in head_major]
+    stored, stored_lse = paged_decode(case.query, *views, *tables)
+    mixed, _ = paged_decode(case.query, case.key_cache, views[1], *tables)
+    with pytest.raises(KernelError, match=r"pass them \.transpose\(1, 2\)"):
+        paged_decode(case.query, *head_major, *tables)
     assert torch.equal(out, stored) and torch.equal(lse, stored_lse) and torch.equal(out, mixed)
 
 
@@ -166,14 +173,19 @@ def in_a_new_process(code: str, **environment: str) -> str:
 def test_krn_09_without_the_interpreter_a_cpu_tensor_is_refused_by_name() -> None:
     words = in_a_new_process(
         "import os, torch\n"
-        "import kvlab.kernels.launch as launch\n"
+        "import kvlab.kernels.paged_decode as kernels\n"
         "os.environ['TRITON_INTERPRET'] = '1'\n"  # too late: Triton is imported
         "z = torch.zeros\n"
-        "try: launch.paged_decode(z(1, 1, 16), z(1, 4, 1, 16), z(1, 4, 1, 16),"
+        "try: kernels.paged_decode(z(1, 1, 16), z(1, 4, 1, 16), z(1, 4, 1, 16),"
         " z(1, 1, dtype=torch.int32), z(1, dtype=torch.int32))\n"
-        "except launch.TritonMissing as error: print('refused:', error)\n"
+        "except kernels.KernelError as error: print('refused:', error)\n"
     )
     assert "refused:" in words and "TRITON_INTERPRET=1" in words, words
+
+
+def test_krn_09_the_interpreter_can_be_chosen_after_the_package_is_imported() -> None:
+    code = "import sys, kvlab.kernels.splits; print({'torch', 'triton', 'numpy'} & {*sys.modules})"
+    assert in_a_new_process(code) == "set()\n", "splits also runs in the page, without torch"
 
 
 def test_krn_09_bf16_is_widened_in_the_interpreter() -> None:
@@ -188,11 +200,11 @@ def test_page_07_an_id_past_the_pool_is_rejected_on_read() -> None:
     caches = (case.key_cache[:4], case.value_cache[:4])
     table = torch.tensor([[1, 4]], dtype=torch.int32)
     for bad in (table, torch.tensor([[1, -1]], dtype=torch.int32)):
-        with pytest.raises(checks.BlockIdOutOfRange, match=r"block_tables\[0, 1\]"):
+        with pytest.raises(KernelError, match=r"block_tables\[0, 1\]"):
             paged_decode(case.query, *caches, bad, case.seq_lens)
     # An engine that checked once per step skips the check: nothing foreign is loaded even so,
     # and the row says that something is wrong.
-    with trace_accesses() as trace:
+    with trace_loads() as trace:
         out, _ = paged_decode(case.query, *caches, table, case.seq_lens, check=False)
     assert max(trace.elements(case.key_cache)) < 4 * 4 * 2 * 16
     assert out.isnan().all()
@@ -203,7 +215,7 @@ def test_page_07_the_last_tile_does_not_read_past_the_table_row() -> None:
     rows = torch.full((2, 9), -7, dtype=torch.int32)
     rows[:, :3] = case.block_tables[:, :3]
     case.block_tables = rows[:, :3]
-    with trace_accesses() as trace:
+    with trace_loads() as trace:
         paged_decode(*case.tensors)
     read = trace.elements(rows)
     assert set(read) == {0, 1, 2, 9, 10}, "entry 3 of no row"
@@ -214,15 +226,15 @@ def test_without_triton_everything_else_works_and_the_launcher_says_why() -> Non
         "import sys\n"
         "sys.modules['triton'] = None\n"
         "import torch\n"
-        "from kvlab import backends, exercises\n"
-        "from kvlab.kernels import bench, launch, lesson, report, walk\n"
+        "from kvlab.notebook import exercises\n"
+        "from kvlab.kernels import KernelError, bench, choose, paged_decode, reference, report\n"
         "z = torch.zeros\n"
         "case = (torch.ones(1, 2, 16), z(2, 4, 1, 16), torch.ones(2, 4, 1, 16),"
         " z(1, 1, dtype=torch.int32), torch.tensor([3]))\n"
-        "print(walk.paged_decode_walk(*case)[0].unique().tolist())\n"
-        "print(backends.choose_backend().reason, lesson.kernel_device(), bench.main([]))\n"
-        "try: launch.paged_decode(*case)\n"
-        "except launch.TritonMissing as error: print('refused:', error)\n"
+        "print(reference.paged_decode_torch(*case)[0].unique().tolist())\n"
+        "print(choose.choose_backend().reason, paged_decode.kernel_device(), bench.main([]))\n"
+        "try: paged_decode.paged_decode(*case)\n"
+        "except KernelError as error: print('refused:', error)\n"
         "print([exercises.verdict(e.id, e.solution)[0] for e in exercises.chapter_exercises(6)])\n"
         "print('report', report.main([]))\n"
     )

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kvlab.kernels import report
-from kvlab.kernels.launch import choose_tile
-from kvlab.kernels.records import against_roofline, compile_record, measurement_records
+from kvlab.kernels.bench import against_roofline, measurement_records
+from kvlab.kernels.splits import choose_tile
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_tile_fits_every_shape(capability) -> None:
 
 
 def test_report_prints_one_line_of_json(monkeypatch, capsys, rows) -> None:
-    monkeypatch.setattr(report, "report", lambda: rows)
+    monkeypatch.setattr(report, "compile_variants", lambda _: rows)
     assert report.main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out) == rows
     assert report.main([]) == 0
@@ -86,12 +86,12 @@ def test_report_prints_one_line_of_json(monkeypatch, capsys, rows) -> None:
 def test_a_spill_on_a_supported_card_fails_the_report(monkeypatch, rows) -> None:
     spoiled = [dict(row) for row in rows]
     spoiled[-1]["spills"] = 8
-    monkeypatch.setattr(report, "report", lambda: spoiled)
+    monkeypatch.setattr(report, "compile_variants", lambda _: spoiled)
     assert report.main(["--json"]) == 1
 
 
 def test_the_record_that_the_chapter_shows_is_what_compiles_now(rows) -> None:
-    recorded = compile_record()
+    recorded = report.compile_record()
     versions = {row["triton"] for row in recorded}
     assert len(recorded) == len(rows) and len(versions) == 1
     if versions != {rows[0]["triton"]}:

@@ -11,11 +11,11 @@ from transformers.cache_utils import StaticCache
 
 from kvlab import costs
 from kvlab.cache import ContiguousKVCache
+from kvlab.checkpoint import cache_argument, cache_of
 from kvlab.configs import model_names, preset, read_config
 from kvlab.costs import FORMATS
 from kvlab.errors import KvlabError
-from kvlab.hf import cache_argument, cache_of
-from kvlab.paged_cache import PagedKVCache
+from kvlab.paged import PagedKVCache
 from kvlab.sheet import (
     SheetError,
     ask_capacity,

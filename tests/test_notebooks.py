@@ -21,7 +21,7 @@ import nbformat
 import pytest
 import torch
 
-from kvlab.devices import choose_dtype, half_dtype
+from kvlab.kernels.choose import choose_dtype, half_dtype
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))

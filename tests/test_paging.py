@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.answers import answer_json
-from kvlab.blocks import BlockError
-from kvlab.paging import (
+from kvlab.notebook import NotebookError
+from kvlab.notebook.page_questions import answer_json
+from kvlab.notebook.pool_lab import BREAKS, MAX_BLOCK_SIZE, MAX_BLOCKS, TOUR, pool_trace
+from kvlab.notebook.pool_waste import (
     expected_waste_per_request,
     num_that_fit_paged,
     num_that_fit_reserved,
     paged_waste,
     reserved_waste,
 )
-from kvlab.paging.breaks import BREAKS
-from kvlab.paging.lab import MAX_BLOCK_SIZE, MAX_BLOCKS, TOUR, pool_trace
 
 # -- waste -----------------------------------------------------------------------------------
 
@@ -46,7 +45,7 @@ def test_the_expected_waste_is_the_mean_over_one_period(block_size):
 
 def test_reserving_and_admission():
     assert reserved_waste([100, 300], 1000).wasted_slots == 1600
-    with pytest.raises(BlockError, match="longer than max_len"):
+    with pytest.raises(NotebookError, match="longer than max_len"):
         reserved_waste([100, 2000], 1000)
     assert num_that_fit_reserved(4095, 1000) == 4
     assert num_that_fit_paged(64, 16, [16, 17, 16, 1]) == 3

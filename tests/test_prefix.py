@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from block_model import check, make, run, snapshot
 
-from kvlab.block_tables import StaleHit
-from kvlab.blocks import BlockError, BlockNotHeld, OutOfBlocks
-from kvlab.prefix import (
+from kvlab.blocks import PrefixKey
+from kvlab.errors import BlockError, OutOfBlocks
+from kvlab.notebook.policies import HeadFirst
+from kvlab.request import Request
+from kvlab.tables import (
     ROOT_HASH,
-    PrefixKey,
-    extra_keys,
     hash_block,
     longest_full_hit,
     longest_hybrid_hit,
     longest_sliding_hit,
+    tags_between,
 )
-from kvlab.sequence import Sequence
 
 
 def cached_tokens(manager, tokens, **fields) -> int:
-    return manager.match_prefix(Sequence("probe", tokens, **fields)).num_tokens
+    return manager.match_prefix(Request("probe", tokens, **fields)).num_tokens
 
 
 def test_pfx_01_a_reused_block_leaves_the_map():
@@ -49,7 +49,7 @@ def test_pfx_03_a_fully_cached_prompt_still_computes_a_token(
     first = run(cache, "first", tokens)
     if not still_running:
         manager.release(first)
-    second = Sequence("second", tokens)
+    second = Request("second", tokens)
     hit = manager.match_prefix(second)
     assert (hit.num_tokens, length - hit.num_tokens) == (cached, left)
     copies = manager.start(second, left, hit)
@@ -75,7 +75,7 @@ def test_pfx_03_a_full_hit_fits_into_a_pool_that_is_exactly_full():
     manager, cache = make(2, 4, full_hit="token")
     manager.release(run(cache, "first", list(range(8))))
     second = run(cache, "second", list(range(8)))
-    assert second.num_cached_tokens == 7
+    assert second.num_found_tokens == 7
     check(cache)
 
 
@@ -87,7 +87,7 @@ def test_pfx_04_partial_blocks_stay_private():
         cache.compute(first, 1, manager.grow(first, 1))
     second = run(cache, "2", [1, 2, 3, 4, 5])
     third = run(cache, "3", [1, 2, 3, 4, 5])
-    assert second.num_cached_tokens == third.num_cached_tokens == 4
+    assert second.num_found_tokens == third.num_found_tokens == 4
     assert first.block_table[:2] == second.block_table[:2] == third.block_table[:2]
     assert len({s.block_table[2] for s in (first, second, third)}) == 3
     for seq, token in ((second, 6), (third, 9)):
@@ -101,19 +101,19 @@ def test_pfx_04_partial_blocks_stay_private():
 def test_pfx_04_a_partial_block_cannot_be_published_by_hand():
     manager, cache = make(8, 4)
     seq = run(cache, "a", [1, 2, 3])
-    key = PrefixKey(b"h", None, (1, 2, 3))
-    with pytest.raises(BlockError, match="full block"):
+    key = PrefixKey(b"h", (1, 2, 3))
+    with pytest.raises(AssertionError, match="partial block"):
         manager.pool.publish(seq.block_table[0], key)
     manager.release(seq)
-    with pytest.raises(BlockNotHeld):
-        manager.pool.publish(1, PrefixKey(b"h", None, (1, 2, 3, 4)))
+    with pytest.raises(AssertionError, match="is free"):
+        manager.pool.publish(1, PrefixKey(b"h", (1, 2, 3, 4)))
 
 
 def test_pfx_05_a_twin_in_the_same_step_finds_nothing():
     manager, cache = make(8, 4)
-    a, b = Sequence("a", list(range(8))), Sequence("b", list(range(8)))
+    a, b = Request("a", list(range(8))), Request("b", list(range(8)))
     copies_a, copies_b = manager.start(a, 8), manager.start(b, 8)
-    assert (a.num_cached_tokens, b.num_cached_tokens) == (0, 0)
+    assert (a.num_found_tokens, b.num_found_tokens) == (0, 0)
     assert not manager.pool.cached
     cache.compute(a, 8, copies_a)
     cache.compute(b, 8, copies_b)
@@ -124,7 +124,7 @@ def test_pfx_05_a_twin_in_the_same_step_finds_nothing():
 
 def test_pfx_05_hashes_appear_as_chunks_complete_blocks():
     manager, cache = make(8, 4)
-    seq = Sequence("a", list(range(8)))
+    seq = Request("a", list(range(8)))
     copies, published = manager.start(seq, 3), []
     for chunk in (3, 3, 2):
         cache.compute(seq, chunk, copies)
@@ -135,20 +135,20 @@ def test_pfx_05_hashes_appear_as_chunks_complete_blocks():
 
 def test_pfx_07_sources_are_tagged():
     tokens = list(range(4))
-    assert extra_keys(0, 4, adapter="X") != extra_keys(0, 4, cache_salt="X")
+    assert tags_between([("adapter", "X")], 0, 4) != tags_between([("salt", "X")], 0, 4)
     pairs = [
-        ({"adapter": "X"}, {"cache_salt": "X"}),
-        ({"adapter": "a", "cache_salt": "bc"}, {"adapter": "ab", "cache_salt": "c"}),
-        ({"adapter": "a"}, {}),
-        ({"cache_salt": ""}, {}),
-        ({"multimodal": (("cat", 1, 2),)}, {"multimodal": (("dog", 1, 2),)}),
-        ({"multimodal": (("cat", 1, 2),)}, {"multimodal": (("cat", 2, 2),)}),
-        ({"multimodal": (("cat", 1, 2),)}, {"multimodal": (("cat", 1, 3),)}),
-        ({"multimodal": (("cat", 1, 2),)}, {}),
-        ({"multimodal": (("X", 0, 4),)}, {"adapter": "X"}),
-        ({"adapter": ""}, {}),
-        ({"cache_salt": ""}, {"adapter": ""}),
-        ({"adapter": "X", "cache_salt": "Y"}, {"adapter": "Y", "cache_salt": "X"}),
+        ({"tags": (("adapter", "X"),)}, {"tags": (("salt", "X"),)}),
+        ({"tags": (("adapter", "a"), ("salt", "bc"))}, {"tags": (("adapter", "ab"), ("salt", "c"))}),
+        ({"tags": (("adapter", "a"),)}, {}),
+        ({"tags": (("salt", ""),)}, {}),
+        ({"tags": (("image", "cat", 1, 2),)}, {"tags": (("image", "dog", 1, 2),)}),
+        ({"tags": (("image", "cat", 1, 2),)}, {"tags": (("image", "cat", 2, 2),)}),
+        ({"tags": (("image", "cat", 1, 2),)}, {"tags": (("image", "cat", 1, 3),)}),
+        ({"tags": (("image", "cat", 1, 2),)}, {}),
+        ({"tags": (("image", "X", 0, 4),)}, {"tags": (("adapter", "X"),)}),
+        ({"tags": (("adapter", ""),)}, {}),
+        ({"tags": (("salt", ""),)}, {"tags": (("adapter", ""),)}),
+        ({"tags": (("adapter", "X"), ("salt", "Y"))}, {"tags": (("adapter", "Y"), ("salt", "X"))}),
     ]
     for one, other in pairs:
         manager, cache = make(8, 4)
@@ -163,9 +163,9 @@ def test_pfx_07_sources_are_tagged():
 def test_pfx_07_an_image_changes_its_block_and_all_later_ones_only():
     manager, cache = make(12, 4)
     tokens = list(range(13))
-    run(cache, "cat", tokens, multimodal=(("cat", 5, 2),))
+    run(cache, "cat", tokens, tags=(("image", "cat", 5, 2),))
     assert cached_tokens(manager, tokens) == 4  # block 0 lies before the image
-    assert cached_tokens(manager, tokens, multimodal=(("cat", 5, 2),)) == 12
+    assert cached_tokens(manager, tokens, tags=(("image", "cat", 5, 2),)) == 12
 
 
 def test_pfx_07_token_borders_matter():
@@ -173,11 +173,12 @@ def test_pfx_07_token_borders_matter():
     assert hash_block(b"a", (1,), ()) != hash_block(b"b", (1,), ())
 
 
-def test_a_hash_collision_is_a_miss_and_never_foreign_content():
-    manager, cache = make(20, 2, hash_function=lambda parent, tokens, extra: b"same")
+def test_a_hash_collision_is_a_miss_and_never_foreign_content(monkeypatch):
+    monkeypatch.setattr("kvlab.tables.hash_block", lambda parent, tokens, tags: b"same")
+    manager, cache = make(20, 2)
     run(cache, "a", [1, 2, 3, 4, 5])
     b = run(cache, "b", [6, 7, 3, 4, 5])
-    assert b.num_cached_tokens == 0
+    assert b.num_found_tokens == 0
     assert cached_tokens(manager, [1, 2, 9]) == 2
     check(cache)
 
@@ -211,7 +212,7 @@ def test_pfx_09_a_refused_admission_counts_nothing():
     before = snapshot(manager)
     for _ in range(3):
         with pytest.raises(OutOfBlocks):
-            manager.start(Sequence("b", list(range(9))), 5)
+            manager.start(Request("b", list(range(9))), 5)
     assert snapshot(manager) == before
 
 
@@ -220,7 +221,7 @@ def test_pfx_10_prompt_logprobs_read_no_cached_block(block_size, length):
     manager, cache = make(40, block_size)
     for name in ("first", "second"):
         seq = run(cache, name, list(range(length)), prompt_logprobs=True)
-        assert seq.num_cached_tokens == 0  # so length rows, and length - 1 values, are computed
+        assert seq.num_found_tokens == 0  # so length rows, and length - 1 values, are computed
         check(cache)
     assert manager.stats.skipped_requests == 2
     assert manager.stats.queried_tokens == 0
@@ -231,25 +232,19 @@ def test_pfx_10_prompt_logprobs_read_no_cached_block(block_size, length):
 def test_pfx_11_a_window_forgives_an_early_hole():
     cached = [True, True, False, True, True]
     # 6 tokens: 5 may be reused, one must be computed.
-    assert longest_full_hit(cached, 5) == 2
-    assert longest_sliding_hit(cached, 5, window=2, block_size=1) == 5
-    assert longest_hybrid_hit(cached, cached, 5, window=2, block_size=1) == 2
+    assert longest_full_hit(cached) == 2
+    assert longest_sliding_hit(cached, window=2, block_size=1) == 5
+    assert longest_hybrid_hit(cached, cached, window=2, block_size=1) == 2
     # 5 tokens: length 4 is tried, which needs blocks 3 and 4, and 3 is gone.
-    assert longest_full_hit(cached, 4) == 2
-    assert longest_sliding_hit(cached, 4, window=2, block_size=1) == 2
-    assert longest_hybrid_hit(cached, cached, 4, window=2, block_size=1) == 2
-
-
-def test_pfx_11_the_window_counts_the_next_token_so_one_less_is_enough():
-    # With window 2 the token at position 4 sees keys 3 and 4; only key 3 must be cached.
-    cached = [True, True, False, True, True]
-    assert longest_sliding_hit(cached, 4, window=2, block_size=1, exact=True) == 4
+    assert longest_full_hit(cached[:4]) == 2
+    assert longest_sliding_hit(cached[:4], window=2, block_size=1) == 2
+    assert longest_hybrid_hit(cached[:4], cached[:4], window=2, block_size=1) == 2
 
 
 def test_pfx_11_in_a_manager_with_a_window():
     manager, cache = make(12, 1, sliding_window=2)
     manager.release(run(cache, "a", [1, 2, 3, 4, 5]))
-    hole = manager.pool.lookup(manager.prefix.key(Sequence("k", [1, 2, 3]), 2))
+    hole = manager.pool.lookup(manager.key(Request("k", [1, 2, 3]), 2))
     assert hole is not None
     manager.pool.forget(hole)
     assert cached_tokens(manager, [1, 2, 3, 4, 5, 6]) == 5
@@ -258,7 +253,7 @@ def test_pfx_11_in_a_manager_with_a_window():
     assert seq.block_table[:3] == [0, 0, 0]
     check(cache)
     full, _ = make(12, 1)
-    full.pool, full.prefix.pool = manager.pool, manager.pool
+    full.pool = manager.pool
     assert cached_tokens(full, [1, 2, 3, 4, 5, 6]) == 2
 
 
@@ -270,7 +265,7 @@ def test_pfx_12_the_cache_keeps_its_own_copy_of_tokens_and_ids():
     tokens[:] = [99] * 9
     seq.prompt_token_ids[:] = [99] * 9
     assert seq.token_ids == list(range(9))
-    hit = manager.match_prefix(Sequence("b", list(range(9))))
+    hit = manager.match_prefix(Request("b", list(range(9))))
     manager.release(seq)
     seq.block_table[:] = []
     assert list(hit.block_ids) == table[:2]
@@ -282,7 +277,7 @@ def test_pfx_12_a_matched_block_is_held_itself_and_not_only_its_parents():
     manager, cache = make(8, 4)
     manager.release(run(cache, "a", [1, 2, 3, 4]))
     assert manager.pool.num_evictable_blocks == 1
-    seq = Sequence("b", [1, 2, 3, 4, 5])
+    seq = Request("b", [1, 2, 3, 4, 5])
     manager.start(seq, 1)
     [first, _] = seq.block_table
     assert manager.pool.blocks[first].ref_count == 1
@@ -292,12 +287,12 @@ def test_pfx_12_a_matched_block_is_held_itself_and_not_only_its_parents():
 def test_a_stale_hit_is_refused():
     manager, cache = make(2, 4)
     manager.release(run(cache, "a", [1, 2, 3, 4, 5]))
-    seq = Sequence("b", [1, 2, 3, 4, 5])
+    seq = Request("b", [1, 2, 3, 4, 5])
     hit = manager.match_prefix(seq)
     assert hit.num_tokens == 4
     manager.pool.free(manager.pool.allocate(2))  # another request came and went
     before = snapshot(manager)
-    with pytest.raises(StaleHit):
+    with pytest.raises(BlockError):
         manager.start(seq, 1, hit)
     assert snapshot(manager) == before
 
@@ -305,7 +300,7 @@ def test_a_stale_hit_is_refused():
 def test_free_cached_blocks_of_a_hit_are_not_counted_as_free_as_well():
     manager, cache = make(3, 4)
     manager.release(run(cache, "a", list(range(8))))
-    seq = Sequence("b", [*range(8), *range(20, 28)])  # 2 cached + 2 new = 4 blocks, 3 exist
+    seq = Request("b", [*range(8), *range(20, 28)])  # 2 cached + 2 new = 4 blocks, 3 exist
     hit = manager.match_prefix(seq)
     assert manager.pool.num_free_blocks == 3
     assert manager.num_blocks_needed(seq, 8, hit) == 4
@@ -330,8 +325,7 @@ def test_eviction_takes_the_tail_of_the_oldest_chain_first():
 
 
 def test_head_first_eviction_loses_the_whole_chain_at_once():
-    manager, cache = make(3, 2)
-    manager.pool.eviction = "head_first"
+    manager, cache = make(3, 2, pool=HeadFirst)
     manager.release(run(cache, "a", [1, 2, 3, 4, 5, 6]))
     manager.pool.allocate(1)
     assert cached_tokens(manager, [1, 2, 3, 4, 5, 6, 7]) == 0

@@ -9,12 +9,12 @@ import torch
 from small_models import tiny_spec
 
 from kvlab import checkpoint, costs
-from kvlab.accounting import CONTEXT, MISTAKES, right_answers
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.configs import hardware, preset
-from kvlab.measure import count_flops, count_operators, in_turns, median_ratio
 from kvlab.model import Decoder
+from kvlab.notebook.cost_mistakes import CONTEXT, MISTAKES, right_answers
+from kvlab.notebook.measure import count_flops, count_operators, in_turns, median_ratio
 
 GRIDS = {"tiny": lambda: Decoder.random(tiny_spec()), "checkpoint": lambda: checkpoint.load().model}
 
@@ -32,7 +32,7 @@ def forward(model, num_new, cached, rows):
     if cached is None:
         return lambda: model.forward(ids, positions, UncachedAttention(model.spec), rows)
     cache = ContiguousKVCache(model.spec, 1, cached + num_new, model.dtype)
-    cache.advance(cached)
+    cache.length = cached  # as if so many had been written
     return lambda: model.forward(ids, positions, CachedAttention(model.spec, cache), rows)
 
 
@@ -75,7 +75,7 @@ def test_streamed_bytes_are_the_bytes_of_the_matrices_held(model):
     streamed = costs.streamed_params(model.spec)
     assert held == costs.weight_bytes(streamed, model.dtype.itemsize)
     cache = ContiguousKVCache(model.spec, 1, 24, model.dtype)
-    cache.advance(24)
+    cache.length = 24  # as if so many had been written
     read = sum(t.numel() * t.element_size() for i in range(len(cache.keys)) for t in cache.read(i))
     total = costs.cached_step_bytes(model.spec, streamed, 24, model.dtype.itemsize)
     assert held + read == total

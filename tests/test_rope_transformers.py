@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from kvlab.configs import DATA_DIR, model_names, preset, read_config
-from kvlab.configs.files import language_model
+from kvlab.configs.fields import language_model
 from kvlab.rope import apply_rope, rope_inv_freq, rope_tables
 
 LONG = {

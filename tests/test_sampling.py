@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from kvlab.sampling import Sampler, SamplingError, SamplingParams, Wanted, distribution
+from kvlab.errors import RequestError
+from kvlab.sampling import Sampler, SamplingParams, Wanted, distribution
 
 LOGITS = torch.tensor([0.0, math.log(2), math.log(4), math.log(1)])  # 1 : 2 : 4 : 1
 
@@ -94,7 +95,7 @@ def test_drafts_are_verified_row_by_row_and_use_no_number_when_wrong():
     ],
 )
 def test_parameters_that_mean_nothing_are_named(settings):
-    with pytest.raises(SamplingError, match=next(iter(settings))):
+    with pytest.raises(RequestError, match=next(iter(settings))):
         SamplingParams(**settings)
 
 
@@ -107,5 +108,5 @@ def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
 @pytest.mark.parametrize("num_rows", [0, 1, 3])
 def test_rows_that_do_not_fit_the_requests_are_named(num_rows):
     for params in (SamplingParams(), SamplingParams(1.0)):
-        with pytest.raises(SamplingError, match=f"{num_rows} rows of logits; expected 2"):
+        with pytest.raises(AssertionError, match=f"{num_rows} rows of logits for 2 wanted"):
             Sampler().sample(torch.zeros(num_rows, 4), [Wanted("a", params, (1,))])

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from kvlab import booktext
+from book.extension import page_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +29,7 @@ def test_pages_load_nothing_from_elsewhere():
 
 
 def test_computed_pages_have_text():
-    assert "## FLOPs of a step" in booktext.formula_sheet()
-    assert booktext.models_table().count("\n") >= 3
-    assert "kvlab.costs" in booktext.api()
-    assert booktext.running_example()["ratio"] == "2,224"
+    assert "## FLOPs of a step" in page_text.formula_sheet()
+    assert page_text.models_table().count("\n") >= 3
+    assert "kvlab.costs" in page_text.api()
+    assert page_text.running_example()["ratio"] == "2,224"

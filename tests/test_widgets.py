@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -9,26 +10,25 @@ from pathlib import Path
 import pytest
 from IPython.display import HTML
 
-from kvlab import plots
-from kvlab.widgets import base
-from kvlab.widgets.base import LabWidget, Twin
-from kvlab.widgets.cost_table import CostTable
-from kvlab.widgets.predict import Predict
+from kvlab.notebook import display, widgets
+from kvlab.notebook.widgets import LabWidget, Twin
+from kvlab.notebook.widgets.costs import CostTable
+from kvlab.notebook.widgets.practice import Predict
 
-FOLDER = Path(base.__file__).parent
+FOLDER = Path(widgets.__file__).parent
 SCRIPTS = sorted(p.name for p in FOLDER.glob("*.js"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_each_widget_is_one_module_that_parses(script, tmp_path):
     path = tmp_path / "widget.mjs"
-    path.write_text(base.module_text(script, uses_formulas=True), "utf-8")
+    path.write_text(widgets.module_text(script, uses_formulas=True), "utf-8")
     done = subprocess.run(["node", "--check", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert path.read_text("utf-8").count("export default") == 1
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, *(f"shared/{part}" for part in base.SHARED)])
+@pytest.mark.parametrize("name", [*SCRIPTS, *(f"shared/{part}" for part in widgets.SHARED)])
 def test_scripts_write_text_only_and_ask_nobody(name):
     text = (FOLDER / name).read_text("utf-8")
     for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "Function("):
@@ -38,8 +38,11 @@ def test_scripts_write_text_only_and_ask_nobody(name):
     assert not re.search(r"\b(fetch|XMLHttpRequest|importScripts)\b", text)
 
 
-def test_every_script_has_its_python_file():
-    assert {Path(s).stem for s in SCRIPTS} <= {p.stem for p in FOLDER.glob("*.py")}
+def test_every_script_has_its_class():
+    for path in FOLDER.glob("[a-z]*.py"):
+        importlib.import_module(f"{widgets.__name__}.{path.stem}")
+    classes = [c for c in LabWidget.__subclasses__() if c.__module__.startswith("kvlab.")]
+    assert sorted(c.script for c in classes) == SCRIPTS
 
 
 def test_a_twin_escapes_what_it_is_given():
@@ -52,9 +55,9 @@ def test_a_twin_escapes_what_it_is_given():
 
 def test_show_displays_the_widget_and_then_its_twin(monkeypatch):
     shown = []
-    monkeypatch.setattr(base, "display", shown.append)
+    monkeypatch.setattr(widgets, "display", shown.append)
     widget = CostTable()
-    base.show(widget)
+    widgets.show(widget)
     assert shown[0] is widget
     assert isinstance(shown[1], HTML)
     assert widget.twin_id in shown[1].data
@@ -80,13 +83,13 @@ def test_the_kernel_answers_with_the_same_functions(monkeypatch):
     sent = []
     monkeypatch.setattr(widget, "send", sent.append)
     ask = {"kind": "kvlab-ask", "id": "1", "function": "echo", "arguments": {"a": 1}}
-    base._reply(widget, ask, [])
-    base._reply(widget, {"kind": "something else"}, [])
+    widgets._reply(widget, ask, [])
+    widgets._reply(widget, {"kind": "something else"}, [])
     assert sent == [{"kind": "kvlab-answer", "id": "1", "text": '{"ok": {"a": 1}}'}]
 
 
 def test_python_and_css_agree_on_the_colours():
-    css = base.shared_css().split("html[data-theme")[0]
-    for name, colour in plots.COLOURS.items():
+    css = widgets.shared_css().split("html[data-theme")[0]
+    for name, colour in display.COLOURS.items():
         if name != "padding":  # a grey: lighter as a surface than as a line
             assert f"--kv-{name}: {colour.lower()};" in css

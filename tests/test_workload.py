@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from kvlab.policy import SchedulerConfig, SchedulerConfigError
-from kvlab.workload import (
+from kvlab.errors import RequestError
+from kvlab.notebook import NotebookError
+from kvlab.notebook.simulation import (
     MAX_REQUESTS,
     WORKLOADS,
     Arrival,
-    SimulationError,
     schedule_trace,
     simulate,
 )
@@ -39,7 +39,7 @@ def test_every_named_workload_runs_to_its_end(name):
     "bad", [Arrival("bad", prompt=0), Arrival("bad", outputs=0), Arrival("bad", prompt=999)]
 )
 def test_a_request_that_is_refused_harms_no_other(bad):
-    trace = simulate([Arrival("a"), bad, Arrival("b")], SchedulerConfig())
+    trace = simulate([Arrival("a"), bad, Arrival("b")], {})
     assert list(trace["refused"]) == ["bad"]
     assert [request["outputs"] for request in trace["requests"]] == [8, 8]
 
@@ -47,19 +47,19 @@ def test_a_request_that_is_refused_harms_no_other(bad):
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"arrivals": []}, SimulationError),
-        ({"arrivals": [{"id": str(i)} for i in range(MAX_REQUESTS + 1)]}, SimulationError),
-        ({"arrivals": [{"id": "a", "prompt": 2.5}]}, SimulationError),
-        ({"arrivals": [{"id": "a", "step": -1}]}, SimulationError),
-        ({"arrivals": [{"id": "a", "size": 3}]}, SimulationError),
-        ({"settings": {"speed": 3}}, SimulationError),
-        ({"arrivals": None}, SimulationError),
-        ({"arrivals": [{"id": ["a"]}]}, SimulationError),
-        ({"arrivals": [{"id": "a", "shared": 2, "group": "x"}]}, SimulationError),
-        ({"num_blocks": "9"}, SimulationError),
-        ({"num_blocks": 10**9}, SimulationError),
-        ({"block_size": 0}, SimulationError),
-        ({"settings": {"max_num_seqs": 0}}, SchedulerConfigError),
+        ({"arrivals": []}, NotebookError),
+        ({"arrivals": [{"id": str(i)} for i in range(MAX_REQUESTS + 1)]}, NotebookError),
+        ({"arrivals": [{"id": "a", "prompt": 2.5}]}, NotebookError),
+        ({"arrivals": [{"id": "a", "step": -1}]}, NotebookError),
+        ({"arrivals": [{"id": "a", "size": 3}]}, NotebookError),
+        ({"settings": {"speed": 3}}, NotebookError),
+        ({"arrivals": None}, NotebookError),
+        ({"arrivals": [{"id": ["a"]}]}, NotebookError),
+        ({"arrivals": [{"id": "a", "shared": 2, "group": "x"}]}, NotebookError),
+        ({"num_blocks": "9"}, NotebookError),
+        ({"num_blocks": 10**9}, NotebookError),
+        ({"block_size": 0}, NotebookError),
+        ({"settings": {"max_num_seqs": 0}}, RequestError),
     ],
 )
 def test_a_question_that_cannot_be_simulated_is_named(change, error):
@@ -69,5 +69,5 @@ def test_a_question_that_cannot_be_simulated_is_named(change, error):
 
 
 def test_a_run_without_an_end_is_cut_off():
-    with pytest.raises(SimulationError, match="2 steps and 1 requests still there"):
-        simulate([Arrival("a")], SchedulerConfig(), max_steps=2)
+    with pytest.raises(NotebookError, match="2 steps and 1 requests still there"):
+        simulate([Arrival("a")], {}, max_steps=2)

@@ -15,8 +15,7 @@ import platform
 
 import torch
 
-from kvlab.faults.drift import TEXT, checkpoint
-from kvlab.faults.shift import shifted_drift
+from kvlab.faults.drift import TEXT, checkpoint, shifted_drift
 from kvlab.specs import DATA_DIR
 
 OFFSETS = (1, 2, 4, 8, 16, 32, 64)

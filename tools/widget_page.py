@@ -1,7 +1,7 @@
 """Build a page that holds one widget and its text twin, to look at it or to test it.
 
-    python tools/widget_page.py kvlab.widgets.cost_table:CostTable          # prints the page's path
-    python tools/widget_page.py kvlab.widgets.pool:Pool num_blocks=8 --dark
+    python tools/widget_page.py kvlab.notebook.widgets.costs:CostTable    # prints the page's path
+    python tools/widget_page.py kvlab.notebook.widgets.scenes:Pool num_blocks=8 --dark
 
 The page uses the same page script, styles and vendored Python as the book, so what works here
 works there, from a server or opened as a file. Tests call `build` (tests/browser/conftest.py).
@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import vendor  # noqa: E402
 from ipywidgets.embed import embed_data  # noqa: E402
 
-from kvlab.pagefiles import page_script  # noqa: E402
-from kvlab.widgets.base import LabWidget, shared_css  # noqa: E402
+from book.extension.page_python import page_script  # noqa: E402
+from kvlab.notebook.widgets import LabWidget, shared_css  # noqa: E402
 
 PAGE = """<!doctype html>
 <html lang="en" data-theme="{theme}">
@@ -68,7 +68,7 @@ def build(widget: LabWidget, folder: Path, theme: str = "light") -> Path:
 def main() -> None:
     """Command line: module:Class and traits as name=JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("widget", help="module:Class, such as kvlab.widgets.cost_table:CostTable")
+    parser.add_argument("widget", help="module:Class, as in kvlab.notebook.widgets.costs:CostTable")
     parser.add_argument("traits", nargs="*", help="name=JSON")
     parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ async function start({ packed, python }) {
     pyodide.FS.writeFile(place, text);
   }
   pyodide.runPython("import sys; sys.path.insert(0, '/book')");
-  answerJson = pyodide.pyimport("kvlab.answers").answer_json;
+  answerJson = pyodide.pyimport("kvlab.notebook.page_questions").answer_json;
 }
 
 self.onmessage = async ({ data }) => {

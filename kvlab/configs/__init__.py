@@ -1,33 +1,186 @@
-"""Models and cards by name: the presets in data/, and the config reader they go through.
+"""Any config.json -> ModelSpec, and the models and cards of data/ by name.
 
-read_config(source)      any config.json -> ModelSpec
+read_config(source)      a config.json: a dictionary, JSON text, a file or a folder
 preset("llama-3-8b")     a model of data/models
 find_model(text)         a preset, a Hugging Face id, a file or a folder
 hardware("h100-sxm")     a card of data/hardware
+
+Facts in, shapes out; no costs here. Standard library only: the same code reads a config that is
+pasted into a page. In the order in which a config passes through: fields (JSON, wrappers, single
+values), layers (which layer attends how), shapes (heads, widths, recurrent state), rope; what a
+model type means by saying nothing stands in families.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from kvlab.configs.fields import ConfigError, show
-from kvlab.configs.files import parse_config
-from kvlab.configs.reader import read_config
-from kvlab.specs import DATA_DIR, HardwareSpec, ModelSpec
+from kvlab.configs import families
+from kvlab.configs.fields import MOST_LAYERS, ConfigError, Fields, load_config, model_types, show
+from kvlab.configs.layers import count_layers, layer_kinds, windows
+from kvlab.configs.rope import rope_specs
+from kvlab.configs.shapes import layer_shapes, layer_spec, shared_shape
+from kvlab.specs import DATA_DIR, HardwareSpec, LayerSpec, ModelSpec
 
-__all__ = [
-    "ConfigError",
-    "find_model",
-    "hardware",
-    "hardware_names",
-    "model_index",
-    "model_names",
-    "preset",
-    "preset_named",
-    "read_config",
-]
+__all__ = ["ConfigError", "find_model", "hardware", "hardware_names", "model_index", "model_names",
+           "preset", "preset_named", "read_config"]  # fmt: skip
+
+
+def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelSpec:
+    """Read a config.json (a dictionary, JSON text, a file or a folder) into a ModelSpec.
+
+    Every layer is resolved to one LayerSpec; `notes` says what was decided on the way. What
+    cannot be read is a ConfigError that names the field.
+    """
+    top, file_name = load_config(source)
+    fields = Fields(top)
+    model_type = fields.model_type
+    _refuse(fields)
+    if not model_type:
+        fields.note("no model_type; read by its ordinary keys")
+    elif not fields.data.get("model_type"):
+        fields.note(
+            f"{fields.where}model_type is not in the file; read as {model_type}, by the outer one"
+        )
+    elif model_type not in model_types()["known"]:
+        fields.note(
+            f"model_type {model_type!r} is not one compared here; read by its ordinary keys"
+        )
+
+    num_layers = count_layers(fields)
+    hidden = fields.count("hidden_size")
+    kinds = layer_kinds(fields, num_layers)
+    base = shared_shape(fields, hidden, kinds)
+    shapes = layer_shapes(fields, base, kinds)
+    reach = windows(fields, kinds)
+    layers = [layer_spec(fields, kind, shape, reach) for kind, shape in zip(kinds, shapes)]
+    layers = _shared(fields, layers)
+    used = {shape.num_key_value_heads for shape in shapes}
+    sliding = next((i for i, kind in enumerate(kinds) if kind.startswith("sliding")), None)
+    rope_dim = None if base.kv_lora_rank is None else base.qk_rope_head_dim
+    rope, rope_local = rope_specs(fields, base.head_dim, rope_dim, sliding)
+    attends = base.num_key_value_heads > 0
+    heads = base.num_attention_heads if attends else fields.count("num_attention_heads", 0)
+    vocab = fields.count("vocab_size")
+    mlp = _intermediate(fields)
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
+    unknown = [key for key, value in sizes.items() if value is None]
+    if unknown:
+        fields.note(f"{', '.join(unknown)}: not in the file; costs that need them are not answered")
+    dense = (
+        model_type in ("llama", "mistral")
+        and None not in (hidden, heads, vocab, mlp)
+        and not any(fields.flag(key) for key in ("attention_bias", "mlp_bias"))
+        and {layer.kind for layer in layers} <= {"full", "sliding"}
+    )
+    titles = (name, top.get("_name"), top.get("_name_or_path"), file_name, model_type)
+    return ModelSpec(
+        name=next((x for x in titles if x and isinstance(x, str)), "unnamed"),
+        num_layers=num_layers,
+        hidden_size=hidden,  # type: ignore[arg-type]  # None where the file is silent; noted
+        num_heads=heads,  # type: ignore[arg-type]
+        # where no layer has the shared shape's heads, the most that one has
+        num_kv_heads=base.num_key_value_heads if base.num_key_value_heads in used else max(used),
+        head_dim=base.head_dim,
+        intermediate_size=mlp,
+        vocab_size=vocab,  # type: ignore[arg-type]
+        layers=tuple(layers),
+        tie_word_embeddings=_tied(fields),
+        rms_norm_eps=fields.as_number("rms_norm_eps", fields.raw("rms_norm_eps")) or 1e-5,
+        max_position_embeddings=fields.count("max_position_embeddings"),
+        rope=rope,
+        rope_local=rope_local,
+        model_type=model_type,
+        is_dense_llama=dense,
+        mtp_layers=_mtp(fields, layers),
+        notes=tuple(fields.notes),
+    )
+
+
+def _refuse(fields: Fields) -> None:
+    """Refuse a config that has no cache of the kind that is sized here, and say why."""
+    model_type, outer = fields.model_type, fields.top.get("model_type")
+    if fields.where and isinstance(outer, str) and outer in families.REFUSED:
+        reason = families.REFUSED[outer]
+        raise ConfigError("model_type", f"given {outer!r}: {reason}; expected a decoder")
+    reason = families.REFUSED.get(model_type)
+    if reason is None and model_type not in model_types()["known"]:
+        bert = "bert" in model_type and not model_type.endswith("decoder")
+        reason = families.ENCODER if bert or model_type.endswith(families.TOWERS) else None
+    if reason and not (reason == families.ENCODER and fields.flag("is_decoder")):
+        fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
+    for config in (fields.top, fields.data):
+        key, crossed = "is_encoder_decoder", config.get("is_encoder_decoder")
+        expected = "a decoder, since cross-attention is not modelled"
+        fields.check(key, crossed, not crossed, expected)
+    key, both_ways = "use_bidirectional_attention", fields.data.get("use_bidirectional_attention")
+    refused = both_ways == "all" or (both_ways is True and model_type == "gemma3_text")
+    expected = "a decoder, since a bidirectional model keeps no KV cache"
+    fields.check(key, both_ways, not refused, expected)
+
+
+def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
+    """The last num_kv_shared_layers read the K and V of an earlier layer of their kind."""
+    shared = fields.count("num_kv_shared_layers", 0)
+    if fields.flag("use_cla"):
+        factor = fields.needed("cla_share_factor", why="the layers that share one K and V")
+        return [
+            layer if i % factor == 0 else LayerSpec("shared", shares_layer=i - i % factor)
+            for i, layer in enumerate(layers)
+        ]
+    if not shared:
+        return layers
+    key, result = "num_kv_shared_layers", layers[: max(0, len(layers) - shared)]
+    expected = f"fewer than the {len(layers)} layers, since some layer must keep K and V"
+    fields.check(key, shared, bool(result), expected)
+    owners = {layer.kind: i for i, layer in enumerate(result)}  # the last of each kind
+    for i, layer in enumerate(layers[-shared:], len(result)):
+        expected = f"fewer, since no earlier layer is {layer.kind} as layer {i} is"
+        fields.check(key, shared, layer.kind in owners, expected)
+        result.append(LayerSpec("shared", shares_layer=owners[layer.kind]))
+    return result
+
+
+def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """Multi-token prediction layers stand outside num_layers and are an explicit extra."""
+    keys = "num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers num_mtp_modules"
+    for key in keys.split():
+        count = fields.count(key, 0, MOST_LAYERS)
+        if count:
+            like = [layer for layer in layers if layer.kind in ("full", "latent")]
+            like = like or [layer for layer in layers if layer.num_kv_heads]
+            if not like:
+                return ()
+            fields.note(f"{count} MTP layers ({key}) stand outside the {len(layers)}; not counted")
+            return (replace(like[-1], state=()),) * count
+    return ()
+
+
+def _intermediate(fields: Fields) -> int | None:
+    """Width of the MLP; of those that differ from layer to layer, the widest."""
+    value = fields.raw("intermediate_size")
+    if isinstance(value, list | tuple):
+        sizes = [fields.as_count("intermediate_size", size) for size in value]
+        return max((size for size in sizes if size), default=None)
+    size = fields.as_count("intermediate_size", value)
+    hidden = fields.count("hidden_size")
+    if size is None and hidden and fields.model_type in families.MLP_OF_FOUR:
+        return 4 * hidden
+    return size
+
+
+def _tied(fields: Fields) -> bool:
+    tied = fields.flag("tie_word_embeddings")
+    if tied is None and isinstance(fields.top.get("tie_word_embeddings"), bool):
+        return fields.top["tie_word_embeddings"]
+    return fields.model_type.startswith(("gemma", "gpt2", "falcon")) if tied is None else tied
+
+
+# --- models and cards by name -------------------------------------------------------------------
 
 
 def _slug(name: str) -> str:
@@ -77,10 +230,8 @@ def preset(name: str) -> ModelSpec:
 def find_model(name_or_path: str | Path) -> ModelSpec:
     """A preset by name or Hugging Face id, else a config.json or a folder that holds one."""
     text = str(name_or_path)
-    stem = preset_named(text)
-    if stem is not None:
-        return preset(stem)
-    if text.strip() and ("/" in text or "\\" in text or text.endswith(".json") or _exists(text)):
+    path_like = "/" in text or "\\" in text or text.endswith(".json") or _exists(text)
+    if preset_named(text) is None and text.strip() and path_like:
         return read_config(Path(text))
     return preset(text)
 
@@ -103,5 +254,5 @@ def hardware(name: str) -> HardwareSpec:
     if path.stem not in hardware_names():
         listed = ", ".join(hardware_names()) or "none"
         raise ConfigError("hardware", f"given {show(name)}; expected one of: {listed}")
-    facts = {k: v for k, v in parse_config(path.read_text("utf-8")).items() if k[:1] != "_"}
+    facts = {k: v for k, v in json.loads(path.read_text("utf-8")).items() if k[:1] != "_"}
     return HardwareSpec(**facts)

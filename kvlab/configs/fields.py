@@ -1,4 +1,7 @@
-"""Reading single fields of a config.json: old names, nulls, types, ranges, contradictions.
+"""From a config.json to single checked fields; whatever a file may hold is refused here by name.
+
+A config.json may come from anywhere, also pasted into a page, so it is treated as data that can
+be wrong in any way: too big, too deep, not JSON, the same key twice, a vision tower on top.
 
 Rules, the same for every field: null counts as absent; a key and its old name may both be there
 only if they agree; a whole number is an int (not True, not 32.0, not "32"); what a file leaves
@@ -7,79 +10,31 @@ out is filled in only where its model type says so, and then a note says it.
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
+from kvlab.configs import families
 from kvlab.errors import KvlabError
+from kvlab.specs import DATA_DIR
 
 #: Larger than any real field; smaller than what would make a layer list eat the memory.
 LARGEST = 10**9
 MOST_LAYERS = 4096
-
-#: canonical name -> the names that older or other model types give the same field
-ALIASES: dict[str, tuple[str, ...]] = {
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_transformer_layers"),
-    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim", "dim", "hidden_dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "num_query_heads"),
-    "num_key_value_heads": (
-        "num_kv_heads",
-        "n_head_kv",
-        "n_kv_heads",
-        "kv_n_heads",
-        "n_kv_head",
-        "multi_query_group_num",
-        "num_multi_query_heads",
-        "num_query_groups",
-        "num_attention_groups",
-    ),
-    "head_dim": ("attention_head_dim", "kv_channels", "head_size", "d_head"),
-    "intermediate_size": ("n_inner", "ffn_hidden_size", "d_ff", "ffn_dim", "block_ff_dim"),
-    "vocab_size": ("padded_vocab_size",),
-    "max_position_embeddings": (
-        "n_positions",
-        "n_ctx",
-        "max_seq_len",
-        "seq_length",
-        "max_sequence_length",
-        "model_max_length",
-    ),
-    "sliding_window": ("sliding_window_size", "attention_window_size", "window_size"),
-    "layer_types": ("layers_block_type",),
-    "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
-}
-KOSMOS = {
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "attention_heads",
-    "hidden_size": "embed_dim",
-}
-#: Old names of single model types, too general to try elsewhere.
-EXTRA_ALIASES: dict[str, dict[str, str]] = {
-    "kosmos_2_text_model": KOSMOS,
-    "kosmos_2_5_text_model": KOSMOS,
-    "gpt_neo": {"layer_types": "attention_layers"},
-    "xglm": {"num_attention_heads": "attention_heads"},
-    "trocr": {
-        "num_hidden_layers": "decoder_layers",
-        "num_attention_heads": "decoder_attention_heads",
-    },
-}
-#: Names that mean something else in one model type, so they are no alias there.
-NOT_ALIASES = {
-    "longcat_flash": {"num_layers"},
-    "mamba2": {"num_heads", "head_dim"},
-    "zamba2": {"kv_channels"},
-    "mimo_v2_flash": {"sliding_window_size"},
-    "openelm": {"ffn_dim", "model_max_length"},
-    "exaone": {"hidden_dim"},
-    "git": {"sliding_window_size"},  # Grok-2 goes by this name, and its -1 means no window
-}
-#: Sub-dictionaries in which some families keep their attention fields.
-ATTENTION_BLOCKS = ("attn_config", "attention_config", "linear_attn_config")
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The names in a line of text: long lists of model types stay readable that way."""
-    return tuple(text.split())
+MOST_BYTES = 16 * 2**20
+MOST_NESTED = 64
+MOST_LEVELS = 4
+#: A whole string, or one bracket: what is left of JSON when only its depth matters.
+BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
+#: Keys under which multimodal configs keep the language model, likeliest first.
+WRAPPERS = families.names(
+    "text_config thinker_config llm_config vlm_config language_config language_model_config "
+    "text_model_config language_model text_model llm decoder"
+)
 
 
 class ConfigError(KvlabError):
@@ -104,51 +59,133 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class Fields:
-    """One config dictionary, read field by field; notes pile up in `.notes`.
+@functools.cache
+def model_types() -> dict:
+    """What each type means by an absent key ("defaults"), and the types compared ("known")."""
+    return json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
 
-    where     prefix of field names in errors, such as "text_config."
-    defaults  what the model type fills in when a key is absent
+
+def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
+    """(the dictionary, a name for it) from a dictionary, JSON text, a file or a folder.
+
+    A folder means its config.json. Raises ConfigError for whatever is not one JSON object.
+    """
+    if isinstance(source, Mapping):
+        return source, None
+    if isinstance(source, str) and source.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
+        return parse_config(source), None
+    try:
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(
+                str(path), f"larger than {MOST_BYTES:,} bytes; expected a config.json"
+            )
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError, TypeError) as error:
+        reason = type(error).__name__ if isinstance(error, UnicodeDecodeError) else error
+        raise ConfigError(
+            show(str(source)), f"cannot be read ({reason}); expected a config.json, or its folder"
+        ) from None
+    return parse_config(text), path.parent.name if path.name == "config.json" else path.stem
+
+
+def parse_config(text: str) -> Mapping:
+    """JSON text as a dictionary; the same key twice with two values is refused."""
+    if len(text) > MOST_BYTES:
+        raise ConfigError(
+            "config", f"longer than {MOST_BYTES:,} characters; expected a config.json"
+        )
+    if (depth := _depth(text)) > MOST_NESTED:
+        raise ConfigError("config", f"nested {depth:,} deep; expected a config.json")
+    try:
+        data = json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_repeats)
+    except ValueError as error:
+        raise ConfigError("config", f"not JSON ({error}); expected one JSON object") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError("config", f"given {show(data)}; expected one JSON object")
+    return data
+
+
+def _depth(text: str) -> int:
+    """Levels of brackets. Parsers recurse, and in a browser too deep a text would end Python."""
+    depth = deepest = 0
+    for bracket in BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _without_repeats(pairs: list) -> dict:
+    result: dict = {}
+    for key, value in pairs:
+        if key in result and result[key] is not value and repr(result[key]) != repr(value):
+            raise ConfigError(show(key), "stands twice with two values; expected one; remove one")
+        result[key] = value
+    return result
+
+
+def language_model(config: Mapping) -> tuple[Mapping, str]:
+    """(the language model's own dictionary, its place such as "text_config.").
+
+    A nested text config wins over numbers at the top, which may be a vision tower's. A wrapper
+    that does not describe a decoder leaves the top in charge.
+    """
+    where = ""
+    for _ in range(MOST_LEVELS):
+        inner = [k for k in WRAPPERS if isinstance(config.get(k), Mapping) and config[k]]
+        if not inner:
+            return config, where
+        config = config[inner[0]]
+        where += f"{inner[0]}."
+    raise ConfigError(where[:-1], f"nested more than {MOST_LEVELS} levels deep; expected two")
+
+
+class Fields:
+    """The language model's part of a config, read field by field; notes pile up in `.notes`.
+
+    top         the whole config, of which `data` may be a part
+    where       prefix of field names in errors, such as "text_config."
+    defaults    what the model type fills in when a key is absent
     """
 
-    def __init__(self, data: Mapping, model_type: str, defaults: Mapping, where: str = ""):
-        self.data = data
-        self.model_type = model_type
-        self.defaults = defaults
-        self.where = where
+    def __init__(self, top: Mapping):
+        self.top = top
+        self.data, self.where = language_model(top)
         self.notes: list[str] = []
+        stated = self.data.get("model_type")
+        self.typed("model_type", stated, str, "a name")
+        outer = f"{top.get('model_type')}_text"  # gemma3 at the top means gemma3_text inside
+        inside = self.where and outer in model_types()["known"]
+        self.model_type: str = stated or (outer if inside else "")
+        self.defaults = model_types()["defaults"].get(self.model_type, {})
 
-    def name(self, key: str) -> str:
-        """The field's full name, for an error."""
-        return self.where + key
-
-    def fail(self, key: str, message: str) -> ConfigError:
-        """The error to raise about one field."""
-        return ConfigError(self.name(key), message)
+    def fail(self, key: str, message: str) -> NoReturn:
+        """Refuse the config because of one field."""
+        raise ConfigError(self.where + key, message)
 
     def note(self, text: str) -> None:
         """Keep one decision of the reader for the reader of the result."""
         if text not in self.notes:
             self.notes.append(text)
 
-    def names(self, key: str) -> tuple[str, ...]:
+    def names(self, key: str) -> list[str]:
         """The field's name and its old names in this model type."""
-        skip = NOT_ALIASES.get(self.model_type, ())
-        extra = EXTRA_ALIASES.get(self.model_type, {}).get(key)
-        found = (key, *ALIASES.get(key, ()), *([extra] if extra else ()))
-        return tuple(k for k in found if k == key or k not in skip)
+        skip = families.NOT_ALIASES.get(self.model_type, ())
+        more = families.EXTRA_ALIASES.get(self.model_type, {}).get(key, "")
+        old = f"{families.ALIASES.get(key, '')} {more}".split()
+        return [key, *(name for name in old if name not in skip)]
 
     def declared(self, key: str) -> bool:
         """True if the file names the field at all, even as null."""
         return any(name in self.data for name in self.names(key))
 
-    def raw(self, key: str) -> object:
+    def raw(self, key: str) -> Any:
         """The value as it stands, or None if absent or null; old names are tried too."""
-        found: dict[str, object] = {}
-        places = [self.data, *(self.data.get(block) for block in ATTENTION_BLOCKS[:2])]
-        for place in places:
-            if not isinstance(place, Mapping):
-                continue
+        found: dict[str, Any] = {}
+        # some families keep their attention fields in a dictionary of their own
+        inner = [self.data.get(block) for block in ("attn_config", "attention_config")]
+        for place in (self.data, *(block for block in inner if isinstance(block, Mapping))):
             for name in self.names(key):
                 if place.get(name) is not None:
                     found.setdefault(name, place[name])
@@ -157,88 +194,88 @@ class Fields:
         (first, value), *others = found.items()
         for name, other in others:
             if type(other) is type(value) and other != value and key != "max_position_embeddings":
-                raise self.fail(
+                self.fail(
                     first,
                     f"given {show(value)}, but {name} says {show(other)}; expected one value; "
                     f"remove the wrong one",
                 )
         return value
 
+    def check(self, key: str, value: object, holds: bool, expected: str) -> None:
+        """Refuse `value` unless it holds: every refusal of one wrong value reads like this."""
+        if not holds:
+            self.fail(key, f"given {show(value)}; expected {expected}")
+
+    def typed(self, key: str, value: Any, kind: Any, expected: str) -> Any:
+        """`value`, which must be None or of this kind; True and False are no numbers."""
+        of_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        self.check(key, value, value is None or of_kind, f"{expected}; correct it")
+        return value
+
+    def as_count(self, key: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+        """`value` as a whole number in [least, most]; None stays None."""
+        whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        correct = "correct it, or remove it if the model does without"
+        expected = f"a whole number from {least} to {most:,}; {correct}"
+        self.check(key, value, value is None or whole, expected)
+        return value
+
     def count(self, key: str, least: int = 1, most: int = LARGEST) -> int | None:
         """A whole number in [least, most], or None if absent."""
-        return self.check_count(key, self.raw(key), least, most)
+        return self.as_count(key, self.raw(key), least, most)
 
-    def check_count(
-        self, key: str, value: object, least: int = 1, most: int = LARGEST
-    ) -> int | None:
-        """`value` as a whole number in [least, most]; None stays None."""
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.fail(
-                key,
-                f"given {show(value)}; expected a whole number from {least} to {most:,}; "
-                f"correct it, or remove it if the model does without",
-            )
+    def default_count(self, *keys: str, least: int = 1) -> int | None:
+        """The first of these keys that the file or its model type's own defaults give.
+
+        What a default fills in is noted. Null stays null for KV heads: "as many as query heads".
+        """
+        value = None
+        for key in keys:
+            value = self.count(key, least)
+            null = key == "num_key_value_heads" and self.declared(key)
+            if value is None and key in self.defaults and not null:
+                value = self.defaults[key]
+                self.note(f"{key} is not in the file; {self.model_type} means {value} by that")
+            if value:
+                return value
         return value
 
-    def default_count(self, key: str, least: int = 1) -> int | None:
-        """As `count`, but an absent field takes its model type's own default, with a note."""
-        value = self.count(key, least)
-        if value is None and key in self.defaults and not self._null(key):
-            value = self.defaults[key]
-            self.note(f"{key} is not in the file; {self.model_type} means {value} by that")
-        return value
-
-    def _null(self, key: str) -> bool:
-        """True where an explicit null means something else than absence to the model type."""
-        return key == "num_key_value_heads" and self.declared(key)
-
-    def needed(self, key: str, why: str, least: int = 1, most: int = LARGEST) -> int:
+    def needed(self, *keys: str, why: str, least: int = 1, most: int = LARGEST) -> int:
         """As `default_count`, but absence is an error that says what the field is needed for."""
-        value = self.default_count(key, least)
+        value = self.default_count(*keys, least=least)
         if value is None:
-            others = ", ".join(self.names(key)[1:])
+            others = ", ".join(self.names(keys[-1])[1:])
             known_as = f" (also known as {others})" if others else ""
-            raise self.fail(key, f"missing{known_as}; expected a whole number, {why}; add it")
-        return self.check_count(key, value, least, most)
+            self.fail(keys[-1], f"missing{known_as}; expected a whole number, {why}; add it")
+        self.as_count(keys[-1], value, least, most)
+        return value
 
     def flag(self, key: str) -> bool | None:
         """True, False, or None if absent."""
-        value = self.data.get(key)
-        if value is None and isinstance(self.data.get("attn_config"), Mapping):
-            value = self.data["attn_config"].get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.fail(key, f"given {show(value)}; expected true or false; correct it")
-        return value
+        return self.typed(key, self.raw(key), bool, "true or false")
 
-    def number(self, key: str, value: object) -> float | None:
+    def as_number(self, key: str, value: Any) -> float | None:
         """`value` as a finite positive number; None stays None."""
-        if value is None:
-            return None
-        wrong = isinstance(value, bool) or not isinstance(value, int | float)
-        if wrong or not 0 < value < 1e30:
-            raise self.fail(key, f"given {show(value)}; expected a positive number; correct it")
-        return float(value)
+        self.typed(key, value, int | float, "a positive number")
+        self.check(key, value, value is None or 0 < value < 1e30, "a positive number; correct it")
+        return None if value is None else float(value)
 
     def block(self, key: str) -> Mapping:
         """A sub-dictionary, empty if absent."""
-        value = self.data.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise self.fail(key, f"given {show(value)}; expected an object; correct it")
-        return value
+        return self.typed(key, self.data.get(key), Mapping, "an object") or {}
 
     def items(self, key: str, length: int | None = None) -> list | None:
-        """A list (of `length` entries), or None if absent."""
-        value = self.raw(key)
-        if value is None:
-            return None
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-            raise self.fail(key, f"given {show(value)}; expected a list; correct it")
-        if length is not None and len(value) != length:
-            raise self.fail(
-                key, f"has {len(value)} entries; expected {length}, one a layer; correct one"
+        """A list (of `length` entries, one a layer), or None if absent."""
+        value = self.typed(key, self.raw(key), list | tuple, "a list")
+        if value is not None and length is not None:
+            self.one_a_layer(key, value, length)
+        return None if value is None else list(value)
+
+    def one_a_layer(self, key: str, value: Sequence, num_layers: int) -> None:
+        """Refuse what has not one entry for each layer."""
+        if len(value) != num_layers:
+            self.fail(
+                key,
+                f"has {len(value)} entries; expected {num_layers}, one a layer; correct it, or "
+                f"num_hidden_layers",
             )
-        return list(value)

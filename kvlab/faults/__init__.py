@@ -6,25 +6,27 @@
     with fault("decode_position_off_by_one"):    # or faults.on(name) ... faults.off()
         ...
 
-One module per layer describes its faults and registers them; importing this package imports
-them all. A new module needs one word in the import below.
-registry.py says what a fault is, seams.py how one is switched on, guide.py prints
-the field guide.
+registry    what a fault is, and how one is switched on
+decoding    the faults of one sequence: loop, positions, contiguous cache
+serving     the faults of many requests: paged blocks, kernel, scheduler
+detectors   what must always hold, looked at in every step
+scenes      the smallest inputs
+drift       how far a fault carries the real checkpoint away
+guide       the field guide, from the texts in data/faults.toml
 """
 
-from kvlab.faults import attention, cache, kernel, loop, paged, position, rotation, scheduler
+from kvlab.faults import decoding, serving
 from kvlab.faults.registry import (
     LAYERS,
     Fault,
     FaultDetected,
-    UnknownFault,
+    FaultError,
     all_faults,
     fault,
     get,
     is_on,
     off,
     on,
-    register,
     watch,
 )
 
@@ -32,21 +34,14 @@ __all__ = [
     "LAYERS",
     "Fault",
     "FaultDetected",
-    "UnknownFault",
+    "FaultError",
     "all_faults",
-    "attention",
-    "cache",
+    "decoding",
     "fault",
     "get",
     "is_on",
-    "kernel",
-    "loop",
     "off",
     "on",
-    "paged",
-    "position",
-    "register",
-    "rotation",
-    "scheduler",
+    "serving",
     "watch",
 ]

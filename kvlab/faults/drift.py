@@ -7,54 +7,34 @@ the same text:
     now     the cached loop as it is, with whatever faults are on
 
     KL(right || now) = sum over the vocabulary of p (ln p - ln q), in nats; 0 when they agree
+
+The second half moves decode positions by any offset, in all layers or in one:
+
+    prompt        positions 0 .. p-1           as they should be
+    decode step t position  p + t - 1 + offset
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import Checkpoint, load
-from kvlab.faults.seams import open_seams, suspended
+from kvlab.faults.registry import FaultError, replaced_places, suspended
 from kvlab.model import Decoder
-from kvlab.rope import RopeTable
-from kvlab.specs import LayerSpec, ModelSpec, RopeSpec
+from kvlab.rope import RopeTable, apply_rope
+from kvlab.specs import DATA_DIR, RopeSpec
 
 #: What the drift laboratory reads. About 500 tokens.
-TEXT = """The lighthouse keeper wrote one line in his book every evening. On the first page he \
-wrote that the lamp was lit at six and that the sea was calm. On the second page he wrote that a \
-boat had passed from the north, that its sail was grey, and that nobody on board had waved. He \
-numbered every page in the upper corner, because a line without a number is only a sentence, and \
-a sentence can be put anywhere. With a number it becomes a fact about a day.
-
-In winter the wind came through the wall and moved the papers on the table. Once it carried away \
-eleven loose pages, and when he had found them all again he could not say in which order they had \
-been. The words were all there. He read them aloud, one after the other, and each of them made \
-sense, and together they told of a boat that came back before it had left. So he sewed the pages \
-together with a sail needle, and from that day he never tore one out.
-
-His daughter came to help him when she was nine years old. She could write, but she started every \
-morning with the number one. After a week there were seven pages with the number one, and the \
-keeper laughed until he had to sit down. He told her that the number does not say how much she has \
-written today. It says how much has been written before, by anyone, since the first evening. She \
-thought about this for a long time and then asked what would happen if every number in the book \
-were five too large. He looked at the lamp and at the sea. Nothing, he said, as long as we never \
-ask which page is the first.
-
-Many years later the lamp was electric and the book was kept by a machine. It counted without \
-ever being tired, and it wrote a line every second instead of every day. One night somebody \
-changed a single part of it, and from then on each new line was given the number of the next one. \
-The lines were correct. The old numbers were correct. Only the step from the old lines to the new \
-ones was wrong by one, and the ships that trusted the book began, very slowly, to turn towards \
-the land. Nobody saw an error, because there was none to see, and the lamp was burning all the \
-time."""
+TEXT = (DATA_DIR / "drift_text.md").read_text("utf-8").rstrip("\n")
 
 
 @cache
@@ -69,22 +49,34 @@ def text_ids() -> tuple[int, ...]:
     return tuple(checkpoint().encode(TEXT))
 
 
-def with_rope(model: Decoder, rope: RopeSpec, max_seq_len: int | None = None) -> Decoder:
-    """The same weights under other rotary settings, as if the config declared them."""
+def redeclared(
+    model: Decoder, *, rope: RopeSpec | None = None, window: int | None = None
+) -> Decoder:
+    """The same weights as if the config declared other rotary settings, or a sliding window."""
     other = copy.copy(model)
-    other.spec = replace(model.spec, rope=rope)
-    other.rope = RopeTable(rope, max_seq_len or model.spec.max_position_embeddings, model.device)
+    if rope is not None:
+        other.spec = replace(model.spec, rope=rope)
+        other.rope = RopeTable(rope, model.spec.max_position_embeddings, model.device)
+    if window is not None:
+        layers = (replace(each, kind="sliding", window=window) for each in model.spec.layers)
+        other.spec = replace(other.spec, layers=tuple(layers))
     return other
 
 
-def with_window(model: Decoder, window: int) -> Decoder:
-    """The same weights with every layer sliding over `window` tokens."""
-    other = copy.copy(model)
-    layers: list[LayerSpec] = [
-        replace(layer, kind="sliding", window=window) for layer in model.spec.layers
-    ]
-    other.spec = replace(model.spec, layers=tuple(layers))
-    return other
+class ChangedAttend:
+    """An `attend` that changes what it is given and hands it on; it has the cache of the other.
+
+    change(layer, query, key, value) -> (query, key, value)
+    """
+
+    def __init__(self, attend: Any, change: Callable) -> None:
+        self.attend, self.change = attend, change
+        self.cache = getattr(attend, "cache", None)
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        return self.attend(layer, *self.change(layer, query, key, value))
 
 
 @torch.inference_mode()
@@ -122,13 +114,30 @@ def cached_logits(
 
 
 @torch.inference_mode()
-def right_logits(model: Decoder, token_ids: Sequence[int], prompt_len: int) -> torch.Tensor:
-    """The same rows from one uncached forward, whatever faults are on outside."""
-    with suspended():
-        tokens = torch.tensor([list(token_ids)])
-        rows = torch.arange(prompt_len - 1, len(token_ids))
+def uncached_logits(
+    model: Decoder,
+    token_ids: Sequence[int],
+    prompt_len: int,
+    *,
+    positions: torch.Tensor | None = None,
+    attend: Callable | None = None,
+) -> torch.Tensor:
+    """The same rows from one causal forward over everything, under whatever faults are on."""
+    if positions is None:
         positions = torch.arange(len(token_ids))[None]
-        return model.forward(tokens, positions, UncachedAttention(model.spec), rows=rows)
+    return model.forward(
+        torch.tensor([list(token_ids)]),
+        positions,
+        attend or UncachedAttention(model.spec),
+        rows=torch.arange(prompt_len - 1, len(token_ids)),
+    )
+
+
+@lru_cache(maxsize=8)
+def right_logits(model: Decoder, token_ids: tuple[int, ...], prompt_len: int) -> torch.Tensor:
+    """uncached_logits, whatever faults are on outside."""
+    with suspended():
+        return uncached_logits(model, token_ids, prompt_len)
 
 
 @dataclass(frozen=True)
@@ -170,52 +179,88 @@ def compare(right: torch.Tensor, now: torch.Tensor, following: Sequence[int]) ->
     )
 
 
-_right: dict[tuple, torch.Tensor] = {}
 _quiet: dict[tuple, Drift] = {}  # runs with nothing switched on: they always come out the same
 
 
 def drift(
-    model: Decoder | None = None,
-    prompt_len: int = 48,
-    num_steps: int = 16,
-    *,
-    chunk_size: int | None = None,
-    slack: int = 0,
+    model: Decoder | None = None, prompt_len: int = 48, num_steps: int = 16, **options: Any
 ) -> Drift:
     """The cached loop over the laboratory's text, under whatever faults are on right now.
 
-    model  the checkpoint by default; another of its shape by with_rope or with_window
+    model    the checkpoint by default, or what redeclared() makes of it
+    options  chunk_size, slack: see cached_logits
     """
     model = model or checkpoint().model
     total = prompt_len + num_steps
     ids = text_ids()[: total + 1]
     if len(ids) < total + 1:
-        raise ValueError(f"the text has {len(text_ids())} tokens, {total + 1} were asked for")
-    key = (model.spec, prompt_len, total)
-    quiet_key = (*key, chunk_size, slack)
-    if not open_seams() and quiet_key in _quiet:
-        return _quiet[quiet_key]
-    if key not in _right:
-        _right[key] = right_logits(model, ids[:total], prompt_len)
-    now = cached_logits(model, ids[:total], prompt_len, chunk_size=chunk_size, slack=slack)
-    result = compare(_right[key], now, ids[prompt_len : total + 1])
-    if not open_seams():
-        _quiet[quiet_key] = result
+        raise FaultError(
+            f"the text has {len(text_ids())} tokens, {total + 1} were asked for: take a shorter "
+            "prompt or fewer steps"
+        )
+    key = (model.spec, prompt_len, total, *sorted(options.items()))
+    if not replaced_places() and key in _quiet:
+        return _quiet[key]
+    now = cached_logits(model, ids[:total], prompt_len, **options)
+    result = compare(right_logits(model, ids[:total], prompt_len), now, ids[prompt_len:])
+    if not replaced_places():
+        _quiet[key] = result
     return result
 
 
-#: A decoder small enough to run a detector on in milliseconds. 1 < h_kv < h on purpose.
-def tiny_spec() -> ModelSpec:
-    """Two layers, six query heads on two KV heads."""
-    return ModelSpec(
-        name="tiny", num_layers=2, hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=16,
-        intermediate_size=64, vocab_size=50, layers=(LayerSpec("full", 2, 16, 16),) * 2,
-        tie_word_embeddings=True, max_position_embeddings=1024,
-        rope=RopeSpec(10_000.0, 16),
-    )  # fmt: skip
+def mean_kl(
+    rope: RopeSpec | None = None, window: int | None = None, **options: Any
+) -> Callable[[], float]:
+    """measure(): mean KL of drift(**options), as if the checkpoint declared this rope or window."""
+
+    def measure() -> float:
+        return drift(_declared(rope, window), **options).mean_kl
+
+    return measure
 
 
 @cache
-def tiny_model() -> Decoder:
-    """tiny_spec with seeded random weights."""
-    return Decoder.random(tiny_spec())
+def _declared(rope: RopeSpec | None, window: int | None) -> Decoder:
+    return redeclared(checkpoint().model, rope=rope, window=window)
+
+
+# --- decode positions moved by an offset ------------------------------------------------------
+
+
+def shifted_logits(
+    model: Decoder,
+    token_ids: tuple[int, ...],
+    prompt_len: int,
+    offset: int,
+    layer: int | None = None,
+) -> torch.Tensor:
+    """Logits [steps, vocab] of a run whose decode positions are moved by offset.
+
+    layer  the only layer that is moved, or None for all of them
+
+    One causal forward gives all steps of a cached run at once: a cached key is the key that this
+    forward computes. tests/test_drift.py holds the two against each other.
+    """
+    right = torch.arange(len(token_ids))[None]
+    moved = torch.where(right < prompt_len, right, right + offset)
+    if layer is None:
+        return uncached_logits(model, token_ids, prompt_len, positions=moved)
+    cos, sin = model.rope.rows(moved - right)  # rotations add up
+
+    def turned_on(index, query, key, value):
+        if index == layer:
+            query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        return query, key, value
+
+    attend = ChangedAttend(UncachedAttention(model.spec), turned_on)
+    return uncached_logits(model, token_ids, prompt_len, attend=attend)
+
+
+def shifted_drift(
+    offset: int, layer: int | None = None, prompt_len: int = 64, num_steps: int = 64
+) -> Drift:
+    """Drift of the checkpoint when decode positions are moved by offset. Step 0 is the prompt's."""
+    total, model = prompt_len + num_steps, checkpoint().model
+    ids = text_ids()[: total + 1]
+    now = shifted_logits(model, ids[:total], prompt_len, offset, layer)
+    return compare(right_logits(model, ids[:total], prompt_len), now, ids[prompt_len:])

@@ -5,33 +5,17 @@ from __future__ import annotations
 import json
 import re
 
-from kvlab.faults.registry import Fault, all_faults
+from kvlab.faults.registry import LAYERS, Fault, all_faults
 from kvlab.specs import DATA_DIR
 
 #: What each fault did when it was last measured, by tools/record_faults.py.
 RECORD = DATA_DIR / "measurements" / "faults.json"
-_TITLES = {
-    "loop": "The plain loop",
-    "position": "Positions and rotation",
-    "cache": "The contiguous cache",
-    "paged": "Paged blocks and prefix reuse",
-    "kernel": "The decode kernel",
-    "scheduler": "The scheduler and the batch",
-}
 
 
 def fault_rows() -> list[dict[str, str]]:
     """One row per fault: name, layer, symptom, detector, source. What the command prints."""
-    return [
-        {
-            "name": entry.name,
-            "layer": entry.layer,
-            "symptom": entry.symptom,
-            "detector": entry.detector,
-            "source": entry.source,
-        }
-        for entry in all_faults()
-    ]
+    keys = ("name", "layer", "symptom", "detector", "source")
+    return [{key: getattr(entry, key) for key in keys} for entry in all_faults()]
 
 
 def source_links(source: str) -> str:
@@ -62,14 +46,13 @@ def _entry(entry: Fault, record: dict) -> str:
     seen = "" if entry.visible else " **No output shows this one.**"
     rows = [
         ("Symptom", entry.symptom + seen),
+        ("Measured", _measured(entry, record)),
         ("Smallest input", entry.smallest_input),
         ("What it looks like", entry.looks_like),
         ("Detector", entry.detector),
         ("Cure", entry.cure),
         ("Who hit it", source_links(entry.source)),
     ]
-    if entry.unit:
-        rows.insert(1, ("Measured", _measured(entry, record)))
     lines = [f"### `{entry.name}`", "", "```python", f'with fault("{entry.name}"): ...', "```", ""]
     lines += [f"- **{title}.** {text}" for title, text in rows]
     return "\n".join(lines) + "\n"
@@ -82,7 +65,7 @@ def field_guide_markdown() -> str:
     """
     faults, record = all_faults(), read_record()
     parts: list[str] = []
-    for layer, title in _TITLES.items():
+    for layer, title in LAYERS.items():
         parts += [f"**{title}**", ""]
         parts += [
             f"- {entry.symptom} [`{entry.name}`](#{entry.name})"
@@ -96,7 +79,7 @@ def field_guide_markdown() -> str:
             f"torch {record['torch']}, {record['machine']}; the tests measure them again.",
             "",
         ]
-    for layer, title in _TITLES.items():
+    for layer, title in LAYERS.items():
         entries = [_entry(entry, record) for entry in faults if entry.layer == layer]
         if entries:
             parts += [f"## {title}", "", *entries]

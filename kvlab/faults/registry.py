@@ -1,62 +1,165 @@
-"""What a fault is, and the list of all of them.
+"""What a fault is, how one is switched on, and the list of all of them.
 
     from kvlab.faults import fault
     with fault("decode_position_off_by_one"):
         cached_generate(model, prompt_ids, 32)      # wrong, and no error
 
-A fault is a known silent bug of a KV cache, switched on by replacing one named function of
-kvlab (a seam, see seams.py) and put back afterwards. The production code has no flags for it.
+A fault is a known silent bug of a KV cache. It is switched on by letting one wrong function
+answer in the place of a right one, and switched off by putting the right one back: the
+production code has no flags for it. Detectors stand before functions in the same way. Several of
+both may stand before one place; detectors are next to the original and faults outside them,
+whatever the order of opening, so that a detector sees what the production code really gets:
+
+    caller -> fault -> fault -> detector -> original
+
 Switches change the running process: one thread only, and never in a server.
 """
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from inspect import isfunction
+from typing import Any
 
 from kvlab.errors import KvlabError
+from kvlab.specs import DATA_DIR
 
-#: The parts of the system that a fault can sit in, in the order of the chapters.
-LAYERS = ("loop", "position", "cache", "paged", "kernel", "scheduler")
+#: The parts of the system that a fault can sit in, in the order of the chapters, and their titles.
+LAYERS = {
+    "loop": "The plain loop",
+    "position": "Positions and rotation",
+    "cache": "The contiguous cache",
+    "paged": "Paged blocks and prefix reuse",
+    "kernel": "The decode kernel",
+    "scheduler": "The scheduler and the batch",
+}
+
+#: name -> what the field guide says about it; data/faults.toml explains the keys.
+TEXTS: dict[str, dict[str, Any]] = {
+    name: {
+        key: " ".join(value.split()) if isinstance(value, str) else value
+        for key, value in texts.items()
+    }
+    for name, texts in tomllib.loads((DATA_DIR / "faults.toml").read_text("utf-8")).items()
+}
+
+#: (class or module, name of a function of its own)
+Place = tuple[Any, str]
+#: wrapper(original, *args, **kwargs) answers instead of the original
+Wrapper = Callable[..., Any]
+#: Opens something for the length of a block
+Opener = Callable[[], AbstractContextManager]
 
 
-class UnknownFault(KvlabError):
-    """No fault of that name is registered."""
+class FaultError(KvlabError):
+    """The registry or its laboratory was asked for what it does not have."""
 
 
-class DuplicateFault(KvlabError):
-    """Two faults with one name."""
-
-
-class FaultDetected(KvlabError, AssertionError):
+class FaultDetected(FaultError, AssertionError):
     """A detector fired: something that must always hold does not hold."""
+
+
+# --- standing in a function's place -----------------------------------------------------------
+
+
+@dataclass
+class _Standing:
+    """What stands before one function."""
+
+    original: Callable
+    detectors: list[Wrapper] = field(default_factory=list)
+    faults: list[Wrapper] = field(default_factory=list)
+
+
+_STANDING: dict[Place, _Standing] = {}
+
+
+def _before(wrapper: Wrapper, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(function, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _stand(place: Place, wrapper: Wrapper, is_fault: bool) -> Iterator[None]:
+    owner, name = place
+    assert isfunction(vars(owner).get(name)), f"{owner!r} has no function {name!r} of its own"
+    here = _STANDING.setdefault(place, _Standing(vars(owner)[name]))
+    wrappers = here.faults if is_fault else here.detectors
+
+    def install() -> None:
+        function = here.original
+        for each in here.detectors + here.faults:  # the first one is the innermost
+            function = _before(each, function)
+        setattr(owner, name, function)
+
+    wrappers.append(wrapper)
+    install()
+    try:
+        yield
+    finally:
+        wrappers.remove(wrapper)
+        install()
+        if not (here.detectors or here.faults):
+            del _STANDING[place]
+
+
+def replaced(place: Place, wrapper: Wrapper) -> AbstractContextManager[None]:
+    """For a fault: inside, wrapper(original, *args, **kwargs) answers for the place."""
+    return _stand(place, wrapper, is_fault=True)
+
+
+def watched(place: Place, wrapper: Wrapper) -> AbstractContextManager[None]:
+    """For a detector: like `replaced`, but always inside every fault."""
+    return _stand(place, wrapper, is_fault=False)
+
+
+def replaced_places() -> list[str]:
+    """Names of the functions with something before them. Empty when all is as written."""
+    return [f"{owner.__name__}.{name}" for owner, name in _STANDING]
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Everything as written inside the block, whatever is open around it.
+
+    For computing the right answer while a fault is on.
+    """
+    standing = {(owner, name): vars(owner)[name] for owner, name in _STANDING}
+    for (owner, name), here in _STANDING.items():
+        setattr(owner, name, here.original)
+    try:
+        yield
+    finally:
+        for (owner, name), function in standing.items():
+            setattr(owner, name, function)
+
+
+# --- the registry -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fault:
     """One known silent bug: its description, its switch and its detector.
 
-    The text fields are what the field guide prints, one or two sentences each.
+    The texts are in data/faults.toml, which says what each of them is.
 
-    name            snake_case, what is wrong: "decode_position_off_by_one"
-    layer           one of LAYERS
-    symptom         what a user would notice
-    smallest_input  the smallest input that shows it, with the right and the wrong answer
-    looks_like      what one sees meanwhile: shapes, errors, logs (usually: nothing)
-    detector        the check in words
-    cure            what to do instead
-    source          public reports, "owner/repo#number", separated by ", "
-    switch          () -> context manager that makes kvlab wrong while it is open
-    detect          (steps=8) -> None; runs the smallest input for about that many steps with the
-                    check in place, raises FaultDetected if the check fires
-    measure         () -> float, the size of the symptom on the real checkpoint, in `unit`;
-                    0 or nearly so while the switch is off
-    unit            of measure: "KL, nats per token", "bytes / planned bytes", ...
-    threshold       measure() is above it while the fault is on, below it otherwise
-    visible         False for the fault that no output can show: measure() stays below
-    watch           () -> context manager that puts the check into every step of whatever runs
-                    inside, or None where `detect` is all there is
+    name       snake_case, what is wrong: "decode_position_off_by_one"
+    switch     () -> context manager that makes kvlab wrong while it is open
+    detect     (steps=8) -> None; runs the smallest input for about that many steps with the check
+               in place, raises FaultDetected if the check fires
+    measure    () -> float, the size of the symptom, in `unit`; 0 or nearly so while the switch is
+               off. Faults of a model or its cache are measured on the real checkpoint.
+    threshold  measure() is above it while the fault is on, below it otherwise
+    visible    False for the fault that no output can show: measure() stays below
+    watch      () -> context manager that puts the check into every step of whatever runs inside,
+               or None where `detect` is all there is
     """
 
     name: str
@@ -67,38 +170,67 @@ class Fault:
     detector: str
     cure: str
     source: str
-    switch: Callable[[], AbstractContextManager]
+    unit: str
+    threshold: float
+    switch: Opener
     detect: Callable[..., None]
-    measure: Callable[[], float] | None = None
-    unit: str = ""
-    threshold: float = 0.0
+    measure: Callable[[], float]
     visible: bool = True
-    watch: Callable[[], AbstractContextManager] | None = None
+    watch: Opener | None = None
 
 
 _FAULTS: dict[str, Fault] = {}
 _OPEN: dict[str, ExitStack] = {}  # faults that on() left open
 
 
-def register(*faults: Fault) -> None:
-    """Add faults to the registry. Called once by each module of kvlab.faults."""
-    for entry in faults:
-        if entry.name in _FAULTS:
-            raise DuplicateFault(f"fault {entry.name!r} is registered twice: rename one of them")
-        if entry.layer not in LAYERS:
-            raise UnknownFault(f"layer {entry.layer!r} of {entry.name!r} is none of {LAYERS}")
-        _FAULTS[entry.name] = entry
+def bug(
+    at: Place,
+    run: Callable[[int], None],
+    measure: Callable[[], float],
+    watch: Opener | None = None,
+) -> Callable[[Callable], Callable]:
+    """Register the function below, wrong on purpose, as the fault of its name.
+
+    at       the place where it answers while the fault is on: it is called with the right
+             function, then with the arguments
+    run      (steps) -> None, the smallest input; what detects the fault, alone or under `watch`
+    measure  see Fault
+    watch    the live detector, if there is one
+    """
+
+    def register(wrong: Callable) -> Callable:
+        name = wrong.__name__
+        assert name not in _FAULTS, f"two faults are called {name}"
+        assert name in TEXTS, f"data/faults.toml says nothing about {name}"
+
+        def detect(steps: int = 8) -> None:
+            with ExitStack() as stack:
+                if watch is not None:
+                    stack.enter_context(watch())
+                run(steps)
+
+        _FAULTS[name] = Fault(
+            name=name,
+            switch=functools.partial(replaced, at, wrong),
+            detect=detect,
+            measure=measure,
+            watch=watch,
+            **TEXTS[name],
+        )
+        return wrong
+
+    return register
 
 
 def all_faults() -> list[Fault]:
-    """Every fault, by layer in chapter order, then as registered."""
-    return sorted(_FAULTS.values(), key=lambda entry: LAYERS.index(entry.layer))
+    """Every fault, in the order of data/faults.toml: by layer, as the chapters have them."""
+    return [_FAULTS[name] for name in TEXTS]
 
 
 def get(name: str) -> Fault:
-    """The fault of that name, or UnknownFault naming the nearest ones."""
+    """The fault of that name, or FaultError naming those that there are."""
     if name not in _FAULTS:
-        raise UnknownFault(f"no fault {name!r}; there are: {', '.join(sorted(_FAULTS))}")
+        raise FaultError(f"no fault {name!r}; there are: {', '.join(sorted(_FAULTS))}")
     return _FAULTS[name]
 
 
@@ -114,18 +246,16 @@ def on(name: str) -> Fault:
     """Switch a fault on until off() is called. For notebooks; twice is the same as once."""
     entry = get(name)
     if name not in _OPEN:
-        stack = ExitStack()
-        stack.enter_context(entry.switch())
-        _OPEN[name] = stack
+        _OPEN[name] = ExitStack()
+        _OPEN[name].enter_context(entry.switch())
     return entry
 
 
 def off(name: str | None = None) -> None:
     """Switch off one fault, or all that on() left open, last one first."""
-    names = list(reversed(_OPEN)) if name is None else [get(name).name]
-    for entry in names:
-        if entry in _OPEN:
-            _OPEN.pop(entry).close()
+    for each in list(reversed(_OPEN)) if name is None else [get(name).name]:
+        if each in _OPEN:
+            _OPEN.pop(each).close()
 
 
 def is_on() -> list[str]:
@@ -141,10 +271,7 @@ def watch(*names: str) -> Iterator[list[str]]:
     detector that fires raises FaultDetected where the wrong step stands.
     """
     chosen = [get(name) for name in names] if names else all_faults()
-    placed: dict[str, Callable[[], AbstractContextManager]] = {}
-    for entry in chosen:
-        if entry.watch is not None:
-            placed[entry.name] = entry.watch
+    placed = {entry.name: entry.watch for entry in chosen if entry.watch is not None}
     with ExitStack() as stack:
         for place in dict.fromkeys(placed.values()):
             stack.enter_context(place())

@@ -1,20 +1,37 @@
-"""The Triton paged decode kernel, its launcher, and two checks that need no GPU.
+"""Decode attention over paged K and V in Triton, and what it is held against.
 
-Nothing is imported here: Triton reads TRITON_INTERPRET when it is first imported, so whoever
-wants the interpreter must be able to set it before importing `kvlab.kernels.paged_decode`.
+    paged_decode   the two Triton kernels, their launcher `paged_decode(...)`, and its checks
+    splits         how the work is cut: the shape of a tile, the number of splits (stdlib only)
+    choose         which attention decodes here, and in which dtype; the Engine asks it
+    reference      the same in torch: float64 by gather, the kernel's programs one after another,
+                   and what one program loads
+    report         python -m kvlab.kernels.report: compiled for GPUs that are not here
+    bench          python -m kvlab.kernels.bench: timed on the GPU that is
 
-    splits        how a KV range is cut into splits and tiles (stdlib only)
-    reference     the same mathematics in torch, by gather
-    walk          the kernel's steps in torch, one program after another
-    paged_decode  the two Triton kernels
-    checks        what a caller may pass, with named errors
-    launch        paged_decode(query, key_cache, value_cache, block_tables, seq_lens)
-    trace         which addresses the kernel touched (interpreter only)
-    lesson        where a reader's own inner step and merge are put in (chapter 6)
-    compiling     compile one variant for a GPU that is not here
-    machine_code  registers, spills and instructions of what was compiled
-    records       the recorded report and measurements that the chapter shows
-    report        python -m kvlab.kernels.report
-    bench         python -m kvlab.kernels.bench
-    rivals        what bench compares with
+Neither torch nor triton is imported here: Triton reads TRITON_INTERPRET when it is first
+imported, so whoever wants its interpreter must be able to set that before. choose_backend loads
+the rest when it is called.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from kvlab.errors import KvlabError
+
+
+class KernelError(KvlabError):
+    """Something that a kernel, or one of its tools, cannot work with. Nothing was launched."""
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise KernelError with the first problem, if there is one. A generator stops there."""
+    for problem in problems:
+        raise KernelError(problem)
+
+
+def choose_backend(device: str | None = None, prefer: str | None = None) -> Any:
+    """The attention that decodes on a device, with the reason: kvlab.kernels.choose.Backend."""
+    return import_module("kvlab.kernels.choose").choose_backend(device, prefer)

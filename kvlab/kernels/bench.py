@@ -10,6 +10,8 @@ says so and ends.
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import platform
 import statistics
@@ -18,20 +20,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from kvlab.devices import half_dtype
-from kvlab.errors import KvlabError
+from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.launch import device_facts, paged_decode
+from kvlab.kernels.choose import half_dtype
+from kvlab.kernels.paged_decode import kernel_device, paged_decode
 from kvlab.kernels.reference import paged_decode_reference
-from kvlab.kernels.rivals import all_rivals
+from kvlab.specs import DATA_DIR
 
-
-class WrongResult(KvlabError):
-    """The kernel, compiled for this GPU, does not agree with float64."""
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+Calls = dict[str, Callable[[], torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ SHAPES = [
     *[Shape(16, 8192, num_heads=h, num_kv_heads=h_kv) for h, h_kv in ((8, 8), (56, 8), (64, 8))],
     Shape(16, 8192, num_heads=9, num_kv_heads=3, head_dim=64),
 ]
+IRREGULAR = [
+    Shape(3, 77, 5, 7, 1, 80),
+    Shape(2, 130, 16, 9, 3, 64),
+    Shape(2, 200, 16, 8, 2),
+    Shape(2, 40, 1, 4, 4, 20),
+]
 
 
 def make_tensors(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> tuple:
@@ -80,16 +89,10 @@ def make_tensors(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> tupl
 
 
 def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[str, Any]]:
-    """Irregular shapes against float64 on the device; raises WrongResult on the first miss."""
-    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+    """Irregular shapes against float64 on the device; raises KernelError on the first miss."""
     rows = []
     for dtype in dtypes:
-        for shape in (
-            Shape(3, 77, 5, 7, 1, 80),
-            Shape(2, 130, 16, 9, 3, 64),
-            Shape(2, 200, 16, 8, 2),
-            Shape(2, 40, 1, 4, 4, 20),
-        ):
+        for shape in IRREGULAR:
             for num_splits, window in ((1, None), (4, None), (3, 33)):
                 query, keys, values, tables, lens = make_tensors(shape, dtype, device)
                 lens[-1], lens[0] = shape.seq_len - 13, lens[0] if shape.num_seqs < 3 else 0
@@ -98,12 +101,72 @@ def check_results(dtypes: list[torch.dtype], device: str = "cuda") -> list[dict[
                 want, _ = paged_decode_reference(*case, window=window)
                 error = (out.double() - want).abs().max().item()
                 rows.append({**asdict(shape), "dtype": str(dtype), "largest_error": error})
-                if not error <= tolerance[dtype]:  # NaN is wrong too
-                    raise WrongResult(
+                if not error <= TOLERANCE[dtype]:  # NaN is wrong too
+                    raise KernelError(
                         f"{shape} in {dtype} with {num_splits} splits is off by {error:.3g}, "
-                        f"expected at most {tolerance[dtype]:.3g}. Nothing was timed."
+                        f"expected at most {TOLERANCE[dtype]:.3g}. Nothing was timed."
                     )
     return rows
+
+
+# -- what the kernel is timed against ---------------------------------------------------
+# Name -> a call without arguments, ready to be timed, with a result of [num_seqs, num_heads,
+# head_dim]. Preparing (plans, contiguous copies) happens before the clock.
+
+
+def _installed(name: str) -> ModuleType | None:
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def other_kernels(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor
+) -> Calls:
+    """Torch's attention, and FlashInfer's and flash-attn's paged decode where they are installed.
+
+    Torch gets K and V gathered beforehand into [num_seqs, num_kv_heads, s, d]. It is spared the
+    block table, and all sequences here have one length: the best case for it.
+    """
+    (num_seqs, num_heads, head_dim), (_, block_size, num_kv_heads, _) = query.shape, key_cache.shape
+    keys, values = (
+        cache[tables.long()].flatten(1, 2).transpose(1, 2).contiguous()
+        for cache in (key_cache, value_cache)
+    )
+    one = query[:, :, None]  # [num_seqs, num_heads, 1, head_dim]
+    folded = query.view(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    sdpa = F.scaled_dot_product_attention
+    calls: Calls = {
+        "torch, enable_gqa": lambda: sdpa(one, keys, values, enable_gqa=True)[:, :, 0],
+        "torch, group folded": lambda: sdpa(folded, keys, values).view(query.shape),
+    }
+    per_seq = tables.shape[1]
+    int32: Any = {"dtype": torch.int32, "device": query.device}
+    if library := _installed("flashinfer"):
+        workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=query.device)
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_tensor_cores=True
+        )
+        wrapper.plan(
+            torch.arange(num_seqs + 1, **int32) * per_seq,
+            tables.reshape(-1).int(),
+            torch.full((num_seqs,), block_size, **int32),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            q_data_type=query.dtype,
+            kv_data_type=key_cache.dtype,
+        )
+        calls["flashinfer"] = lambda: wrapper.run(query, (key_cache, value_cache))
+    library = _installed("flash_attn")
+    if library and block_size % 256 == 0:  # its blocks are multiples of 256
+        lens = torch.full((num_seqs,), per_seq * block_size, **int32)
+        calls["flash-attn"] = lambda: library.flash_attn_with_kvcache(
+            query[:, None], key_cache, value_cache, cache_seqlens=lens, block_table=tables.int()
+        )[:, 0]
+    return calls
+
+
+# -- the clock --------------------------------------------------------------------------
 
 
 def samples(run: Callable[[], Any], repeats: int = 20, flush_bytes: int = 2**28) -> list[float]:
@@ -130,15 +193,13 @@ def copy_bandwidth(num_bytes: int = 2**30) -> dict[str, Any]:
 
 
 def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> dict[str, Any]:
-    """The kernel and its rivals on one shape."""
+    """The kernel and the others on one shape."""
     case = make_tensors(shape, dtype)
-    options: dict[str, Any] = {
-        "check": False,
-        "max_seq_len": shape.seq_len,
-        "num_splits": shape.num_splits,
-    }
-    calls = {"kvlab": lambda: paged_decode(*case, **options)[0]}
-    calls |= all_rivals(*case[:4]) if shape.seq_len % shape.block_size == 0 else {}
+    options: dict[str, Any] = {"check": False, "max_seq_len": shape.seq_len}
+    options["num_splits"] = shape.num_splits
+    calls: Calls = {"kvlab": lambda: paged_decode(*case, **options)[0]}
+    if shape.seq_len % shape.block_size == 0:
+        calls |= other_kernels(*case[:4])
     want = calls["kvlab"]()
     row: dict[str, Any] = {**asdict(shape), "kv_bytes": shape.kv_bytes(want.element_size())}
     row["seconds"] = {}
@@ -146,16 +207,13 @@ def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> di
         try:
             torch.testing.assert_close(run(), want, atol=3e-2, rtol=3e-2)
             row["seconds"][name] = samples(run)
-        except Exception as error:  # a rival that cannot take this shape is part of the record
+        except Exception as error:  # one that cannot take this shape is part of the record
             row.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:200]
-    median = statistics.median(row["seconds"]["kvlab"])
+    medians = {name: statistics.median(seconds) for name, seconds in row["seconds"].items()}
+    median = medians.pop("kvlab")
     row["kv_bytes_per_second"] = row["kv_bytes"] / median
     row["share_of_copy"] = row["kv_bytes_per_second"] / copied_per_second
-    row["times_as_fast_as"] = {
-        name: statistics.median(seconds) / median
-        for name, seconds in row["seconds"].items()
-        if name != "kvlab"
-    }
+    row["times_as_fast_as"] = {name: other / median for name, other in medians.items()}
     return row
 
 
@@ -168,7 +226,7 @@ def record(shapes: list[Shape]) -> dict[str, Any]:
     return {
         "hardware": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "num_multiprocessors": device_facts(torch.device("cuda", 0))[1],
+        "num_multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
         "l2_bytes": getattr(properties, "L2_cache_size", None),
         "versions": {
@@ -186,6 +244,26 @@ def record(shapes: list[Shape]) -> dict[str, Any]:
     }
 
 
+def measurement_records() -> list[dict]:
+    """Every record in data/measurements, oldest first. Empty as long as nobody has made one."""
+    paths = sorted((DATA_DIR / "measurements").glob("kernel_*.json"))
+    records = [json.loads(path.read_text("utf-8")) for path in paths]
+    return sorted(records, key=lambda record: record["date"])
+
+
+def against_roofline(record: dict) -> list[dict]:
+    """One row a shape of a record: predicted seconds (KV bytes at copy bandwidth) and measured."""
+    return [
+        {
+            "sequences": row["num_seqs"],
+            "tokens": row["seq_len"],
+            "predicted_seconds": row["kv_bytes"] / record["copy"]["bytes_per_second"],
+            "measured_seconds": statistics.median(row["seconds"]["kvlab"]),
+        }
+        for row in record["rows"]
+    ]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line. Exit status 1 only when the kernel is wrong on this GPU."""
     parser = argparse.ArgumentParser(prog="python -m kvlab.kernels.bench", description=__doc__)
@@ -193,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only compare with float64")
     parser.add_argument("--out", type=Path, help="write the JSON record here, not to the screen")
     options = parser.parse_args(arguments)
-    if kernels.triton is None or kernels.INTERPRETED or not torch.cuda.is_available():
+    if kernel_device() != "cuda":
         print("no GPU to measure on (or Triton's interpreter is switched on): nothing was timed.")
         print("`python -m kvlab.kernels.report` says what the kernel compiles to without a GPU.")
         return 0
@@ -204,7 +282,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{len(rows)} cases agree with float64; see `tests/test_kernels.py` for more")
             return 0
         text = json.dumps(record(QUICK if options.quick else SHAPES), indent=1)
-    except WrongResult as error:
+    except KernelError as error:
         print(error, file=sys.stderr)
         return 1
     if options.out:

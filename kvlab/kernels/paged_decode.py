@@ -8,13 +8,25 @@ program leaves a partial output and its log-sum-exp; the second kernel merges th
 Shapes: query [num_seqs, num_heads, head_dim], caches [num_blocks, block_size, num_kv_heads, dim]
 in any stride order, block_tables [num_seqs, max_blocks], seq_lens [num_seqs].
 
+The kernels come first, then what the launcher refuses, and last the launcher itself,
+`paged_decode(query, key_cache, value_cache, block_tables, seq_lens)`.
+
 After FlashAttention's online softmax and Flash-Decoding's split over the KV range (Dao et al.,
 2022 and 2023) and PagedAttention's block table (Kwon et al., 2023).
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from kvlab.kernels import KernelError, refuse
+from kvlab.kernels.splits import MAX_SPLITS, SUPPORTED_FROM, choose_num_splits, choose_tile
 
 # Fused multiply-add, today's default, said aloud: Triton 3.10 will change the default.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -201,3 +213,245 @@ def merge_splits(
 
 #: True when this process imported Triton with TRITON_INTERPRET=1: kernels run in Python.
 INTERPRETED = triton is not None and not isinstance(decode_split, triton.JITFunction)
+
+
+def kernel_device() -> str | None:
+    """Where this process runs Triton kernels: "cuda", "cpu" (the interpreter), or None."""
+    if triton is None:
+        return None
+    if INTERPRETED:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else None
+
+
+#: Stands for "no window": larger than any sequence.
+NO_WINDOW = 2**31 - 1
+#: dtypes the kernel takes for query, keys and values
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _device_facts(device: torch.device) -> tuple[int, int]:
+    """(capability, number of multiprocessors); the interpreter counts as a card with one."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return properties.major * 10 + properties.minor, properties.multi_processor_count
+    return SUPPORTED_FROM, 1
+
+
+# A kernel that is handed a wrong tensor does not complain: it reads someone else's memory. So the
+# launcher looks at shapes, dtypes, devices and strides on every call (no work on the device), and
+# into the block tables where its caller has not done so already.
+
+
+def misfits(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    num_splits: int | None,
+) -> Iterator[str]:
+    """What does not fit about a call of `paged_decode`, first things first."""
+    tables = {
+        "block_tables": (block_tables, "[num_seqs, max_blocks]"),
+        "seq_lens": (seq_lens, "[num_seqs]"),
+    }
+    named = {
+        "query": (query, "[num_seqs, num_heads, head_dim]"),
+        "key_cache": (key_cache, "[num_blocks, block_size, num_kv_heads, head_dim]"),
+        "value_cache": (value_cache, "[num_blocks, block_size, num_kv_heads, value_dim]"),
+    } | tables
+    for name, (tensor, shape) in named.items():
+        if tensor.dim() != shape.count(",") + 1:
+            yield f"{name} has shape {list(tensor.shape)}; expected {shape}. Reshape it."
+        elif tensor.device != query.device:
+            yield f"{name} lies on {tensor.device}, query on {query.device}; expected one device."
+        elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            yield (
+                f"{name} has stride {tensor.stride(-1)} in its last dimension; expected 1, since "
+                "it is loaded in runs. Call .contiguous(), or transpose another dimension."
+            )
+    (num_seqs, num_heads, head_dim), keys, values = query.shape, key_cache.shape, value_cache.shape
+    hint = "If heads come before tokens in the caches, pass them .transpose(1, 2)."
+    if keys[:3] != values[:3]:
+        yield (
+            f"key_cache {list(keys)} and value_cache {list(values)} must agree in num_blocks, "
+            f"block_size and num_kv_heads. {hint}"
+        )
+    if keys[3] != head_dim:
+        yield f"query has head_dim {head_dim}, key_cache {list(keys)} has {keys[3]}. {hint}"
+    if head_dim == 0 or keys[1] == 0:
+        yield f"key_cache {list(keys)}; expected a head_dim and a block_size above 0."
+    if keys[2] == 0 or num_heads % keys[2]:
+        yield f"{num_heads} query heads; expected a multiple of num_kv_heads, {keys[2]}. {hint}"
+    for name, (tensor, _) in tables.items():
+        if tensor.shape[0] != num_seqs:
+            yield f"{name} has {tensor.shape[0]} rows for {num_seqs} queries; expected one each."
+        if tensor.dtype not in (torch.int32, torch.int64):
+            yield f"{name} is {tensor.dtype}; expected int32 or int64."
+    if not query.dtype == key_cache.dtype == value_cache.dtype or query.dtype not in DTYPES:
+        yield (
+            f"query {query.dtype}, keys {key_cache.dtype}, values {value_cache.dtype}; expected "
+            "one and the same of float32, float16, bfloat16. Convert the query to the cache's."
+        )
+    if scale is not None and not math.isfinite(scale):
+        yield f"scale {scale}; expected None or a finite number."
+    if window is not None and (type(window) is not int or window < 1):
+        yield f"window {window}; expected None or at least 1 (the query itself)."
+    splits = 1 if num_splits is None else num_splits
+    if type(splits) is not int or not 1 <= splits <= MAX_SPLITS:
+        yield f"num_splits {num_splits}; expected None or 1 to {MAX_SPLITS}."
+
+
+def check_block_tables(
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_blocks: int,
+    block_size: int,
+    window: int | None = None,
+) -> int:
+    """Every entry the kernel will look up names a real block; returns the longest seq_len.
+
+    Only entries between the first visible position and the last one count: what stands in the
+    rest of a row (padding, -1, blocks a window has left behind) is never read. Copies both
+    tensors to the host, so an engine calls it once per step and passes check=False per layer.
+    """
+    if seq_lens.numel() == 0:
+        return 0
+    lens = seq_lens.to("cpu", torch.int64)
+    table = block_tables.to("cpu", torch.int64)
+    width = table.shape[1]
+
+    def problems() -> Iterator[str]:
+        if int(lens.min()) < 0:
+            yield f"seq_lens holds {int(lens.min())}; lengths are 0 or more."
+        needed = -(-lens // block_size)  # blocks per row
+        if int(needed.max()) > width:
+            row = int(needed.argmax())
+            yield (
+                f"sequence {row} has {int(lens[row])} tokens, {int(needed[row])} blocks of "
+                f"{block_size}, but its block table has {width} entries. Grow the table."
+            )
+        first = (lens - window).clamp(min=0) // block_size if window else torch.zeros_like(lens)
+        entry = torch.arange(width)[None, :]
+        used = (entry >= first[:, None]) & (entry < needed[:, None])
+        for row, column in (used & ((table < 0) | (table >= num_blocks))).nonzero().tolist():
+            yield (
+                f"block_tables[{row}, {column}] is {int(table[row, column])}; the cache has blocks "
+                f"0 to {num_blocks - 1}. The table is stale, or belongs to another pool."
+            )
+
+    refuse(problems())
+    return int(lens.max())
+
+
+def _out_of_reach(query: torch.Tensor) -> Iterator[str]:
+    """Why Triton cannot work on this tensor in this process."""
+    if triton is None:
+        yield (
+            "Triton is not installed (it has wheels for Linux only). kvlab.kernels.choose falls "
+            "back to torch."
+        )
+    if query.device.type == "cpu" and not INTERPRETED:
+        yield (
+            "the tensors are on the CPU and this process imported Triton without its interpreter. "
+            "Start a new process with TRITON_INTERPRET=1; kvlab.kernels.choose falls back to torch."
+        )
+    if query.device.type not in ("cpu", "cuda"):
+        yield f"the kernel runs on CUDA devices; got {query.device}."
+    if query.dtype == torch.bfloat16 and _device_facts(query.device)[0] < SUPPORTED_FROM:
+        yield "this GPU has no bf16 arithmetic (capability below 8.0); use float16."
+
+
+def paged_decode(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    num_splits: int | None = None,
+    fold: Any = None,
+    max_seq_len: int | None = None,
+    check: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query per sequence against its paged K and V.
+
+    query          [num_seqs, num_heads, head_dim], any strides but the last
+    key_cache      [num_blocks, block_size, num_kv_heads, head_dim], any strides but the last
+    value_cache    the same with value_dim
+    block_tables   [num_seqs, max_blocks] int32 or int64: block of each run of block_size tokens
+    seq_lens       [num_seqs] int: cached tokens, this query's own included; 0 is allowed
+    scale          head_dim ** -0.5 unless given
+    window         positions the query may look back on, itself included
+    num_splits     chosen by `choose_num_splits` unless given
+    fold           the inner step, `fold_tile` unless given
+    max_seq_len    an upper bound that saves reading seq_lens; only the split rule uses it
+    check          False skips reading block_tables and seq_lens (see `check_block_tables`); a
+                   block id out of range then turns that sequence's output into NaN
+
+    -> out [num_seqs, num_heads, value_dim] in the query's dtype, and lse [num_seqs, num_heads]
+    in float32 (natural logarithm). A sequence of length 0 gives exactly 0 and -inf.
+    Raises KernelError.
+    """
+    case = (query, key_cache, value_cache, block_tables, seq_lens)
+    refuse(misfits(*case, scale, window, num_splits))
+    refuse(_out_of_reach(query))
+
+    num_seqs, num_heads, head_dim = query.shape
+    num_blocks, block_size, num_kv_heads, value_dim = value_cache.shape
+    group = num_heads // num_kv_heads
+    if check:
+        max_seq_len = check_block_tables(block_tables, seq_lens, num_blocks, block_size, window)
+    elif max_seq_len is None:
+        max_seq_len = block_tables.shape[1] * block_size
+    capability, num_multiprocessors = _device_facts(query.device)
+    tile = choose_tile(group, head_dim, value_dim, query.element_size(), capability)
+    if num_splits is None:
+        num_splits = choose_num_splits(
+            num_seqs, num_kv_heads, max_seq_len, num_multiprocessors, tile.keys, window
+        )
+
+    rows = num_seqs * num_heads
+    out = query.new_empty(num_seqs, num_heads, value_dim)
+    fp32: Any = {"dtype": torch.float32, "device": query.device}
+    lse = torch.empty(num_seqs, num_heads, **fp32)
+    if rows == 0:
+        return out, lse
+    part, part_lse = out, lse  # one split needs no merge: it writes the answer itself
+    if num_splits > 1:
+        part = torch.empty(rows, num_splits, value_dim, **fp32)
+        part_lse = torch.empty(rows, num_splits, **fp32)
+    on_device = torch.cuda.device(query.device) if query.is_cuda else nullcontext()
+    with on_device:
+        try:
+            decode_split[(num_seqs, num_kv_heads, num_splits)](
+                part,
+                part_lse,
+                *case,
+                head_dim**-0.5 if scale is None else scale,
+                NO_WINDOW if window is None else window,
+                num_blocks,
+                *query.stride()[:2],
+                *key_cache.stride()[:3],
+                *value_cache.stride()[:3],
+                block_tables.stride(0),
+                FOLD=fold_tile if fold is None else fold,
+                UPCAST=INTERPRETED and query.dtype == torch.bfloat16,
+                **tile.constants(group, head_dim, value_dim, block_size),
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+            )
+        except triton.OutOfResources as error:
+            raise KernelError(
+                f"{tile} with head_dim {head_dim} in {query.dtype} does not fit this GPU: {error}. "
+                "Use 16-bit K and V, or torch: choose_backend(prefer='torch')."
+            ) from error
+        if num_splits > 1:
+            constants = tile.merge_constants(value_dim, num_splits)
+            merge_splits[(rows,)](out, lse, part, part_lse, num_splits, **constants, num_warps=4)
+    return out, lse

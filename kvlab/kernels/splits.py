@@ -1,4 +1,4 @@
-"""How a decode kernel cuts one sequence's KV range: splits, tiles, and how many of them.
+"""How a decode kernel's work is cut: the shape of a tile, and the number of splits.
 
 A program handles (one sequence, one KV head, one split). A split is a run of whole tiles; a tile
 is the group of keys that one turn of the program's loop loads. Everything here is plain integer
@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.errors import KvlabError
+from kvlab.kernels import refuse
 
+#: The first compute capability, times ten, that Triton's maintainers support. It is also the first
+#: with arithmetic in bf16, and with copies that run beside the arithmetic.
+SUPPORTED_FROM = 80
+#: Bytes of one tile of K and V. It waits in shared memory, of which a T4 has 64 KiB.
+TILE_BYTES = 24 * 1024
 #: Below this share of the card's program slots a launch counts as "not filling it".
 FILLED = 0.8
 #: A candidate is good enough when its wave efficiency reaches this share of the best one.
@@ -22,17 +27,13 @@ PROGRAMS_PER_MULTIPROCESSOR = 2
 MAX_SPLITS = 128
 
 
-class SplitError(KvlabError):
-    """A launch that cannot be cut into splits as it was described."""
-
-
 def require(least: int, **counts: int) -> None:
-    """Raise SplitError unless every count is `least` or more."""
-    for name, count in counts.items():
-        if count < least:
-            raise SplitError(
-                f"{name}={count}; expected {least} or more: take it from the tensors or the device"
-            )
+    """Raise KernelError unless every count is `least` or more."""
+    refuse(
+        f"{name}={count}; expected {least} or more: take it from the tensors or the device"
+        for name, count in counts.items()
+        if count < least
+    )
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -40,11 +41,68 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two >= n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The shape of one program's work and how the compiler schedules it."""
+
+    keys: int  # keys per turn of the loop
+    block_g: int  # rows of the score tile: the query heads of one KV head, rounded up
+    block_d: int  # head_dim rounded up
+    block_v: int  # value_dim rounded up
+    num_warps: int
+    num_stages: int  # tiles in flight: 3 looks up one tile and loads another meanwhile
+
+    def constants(self, group: int, head_dim: int, value_dim: int, block_size: int) -> dict:
+        """What `decode_split` is compiled for: the case's sizes and the tile's."""
+        case = {"GROUP": group, "HEAD_DIM": head_dim, "VALUE_DIM": value_dim}
+        case |= {"BLOCK_SIZE": block_size, "TILE": self.keys}
+        return case | {"BLOCK_G": self.block_g, "BLOCK_D": self.block_d, "BLOCK_V": self.block_v}
+
+    def merge_constants(self, value_dim: int, num_splits: int) -> dict[str, int]:
+        """What `merge_splits` is compiled for."""
+        block_s = next_power_of_2(num_splits)
+        sizes = {"VALUE_DIM": value_dim, "BLOCK_V": self.block_v}
+        return sizes | {"BLOCK_S": block_s, "CHUNK": min(block_s, 16)}
+
+
+def choose_tile(
+    group: int, head_dim: int, value_dim: int, bytes_per_element: int, capability: int
+) -> Tile:
+    """The shipped tile for one shape. capability is 75, 80, 90, ...
+
+    Tensor cores multiply 16 rows at a time, so from sm_80 on the group is padded to 16. On sm_75
+    Triton uses plain FMA instructions: padding there would be work for nothing, and would push
+    the kernel past 128 registers a thread. Three stages keep two loads ahead of the arithmetic:
+    the block table's entry, and then the keys and values that it points to.
+    """
+    block_d = max(16, next_power_of_2(head_dim))
+    block_v = max(16, next_power_of_2(value_dim))
+    block_g = next_power_of_2(group)
+    row_bytes = (block_d + block_v) * bytes_per_element
+    keys = 32 if 32 * row_bytes <= TILE_BYTES else 16
+    num_stages = 3 if keys * row_bytes <= 2 * TILE_BYTES else 1
+    if capability >= SUPPORTED_FROM:
+        block_g = max(16, block_g)
+    else:
+        keys = keys if block_g <= 4 else 16
+        num_stages = 1  # no asynchronous copies before sm_80: nothing to keep in flight
+    return Tile(keys, block_g, block_d, block_v, 4 if block_d <= 512 else 8, num_stages)
+
+
+def first_visible(seq_len: int, window: int | None = None) -> int:
+    """The first position that the query, the last of seq_len tokens, may look back on."""
+    return max(seq_len - window, 0) if window else 0
+
+
 def num_tiles(seq_len: int, tile: int, window: int | None = None) -> int:
     """Tiles that hold at least one key the query may see. Tiles start at multiples of `tile`."""
     require(1, tile=tile, window=1 if window is None else window)
-    first = max(seq_len - window, 0) if window else 0
-    return ceil_div(seq_len, tile) - first // tile
+    return ceil_div(seq_len, tile) - first_visible(seq_len, window) // tile
 
 
 def split_range(
@@ -57,9 +115,8 @@ def split_range(
     """
     require(1, num_splits=num_splits)
     require(0, seq_len=seq_len, split=split)
-    first = max(seq_len - window, 0) if window else 0
     per_split = ceil_div(num_tiles(seq_len, tile, window), num_splits)
-    begin = (first // tile + split * per_split) * tile
+    begin = (first_visible(seq_len, window) // tile + split * per_split) * tile
     return begin, min(begin + per_split * tile, seq_len)
 
 
@@ -81,8 +138,6 @@ def choose_num_splits(
     num_multiprocessors: int,
     tile: int,
     window: int | None = None,
-    max_splits: int = MAX_SPLITS,
-    programs_per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR,
 ) -> int:
     """How many programs share one (sequence, KV head).
 
@@ -93,60 +148,23 @@ def choose_num_splits(
        wins among the good ones. A fixed table ("8 splits above 2,048 tokens") makes a cliff
        where it steps; this rule has none to fall from.
 
-    Nothing to do (no sequence, no token) is one split. Raises SplitError for counts that no
+    Nothing to do (no sequence, no token) is one split. Raises KernelError for counts that no
     launch has.
     """
     require(0, num_seqs=num_seqs, num_kv_heads=num_kv_heads, max_seq_len=max_seq_len)
-    require(1, num_multiprocessors=num_multiprocessors, max_splits=max_splits)
-    require(1, programs_per_multiprocessor=programs_per_multiprocessor)
+    require(1, num_multiprocessors=num_multiprocessors)
     pairs = num_seqs * num_kv_heads
-    slots = num_multiprocessors * programs_per_multiprocessor
+    slots = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     tiles = num_tiles(max_seq_len, tile, window)
     if pairs == 0 or tiles <= 1 or pairs >= FILLED * slots:
         return 1
     candidates = {
         splits: wave_efficiency(pairs * splits, slots)
-        for splits in range(1, min(tiles, max_splits, slots) + 1)
+        for splits in range(1, min(tiles, MAX_SPLITS, slots) + 1)
         if splits == 1 or ceil_div(tiles, splits) != ceil_div(tiles, splits - 1)
     }
     best = max(candidates.values())
     return min(splits for splits, share in candidates.items() if share >= GOOD_ENOUGH * best)
-
-
-@dataclass(frozen=True)
-class TileRead:
-    """One turn of a program's loop: what it looks up and which cache rows it loads."""
-
-    first_position: int
-    positions: tuple[int, ...]  # the visible ones; the others are masked and not loaded
-    table_entries: tuple[int, ...]  # logical block numbers looked up in the block table
-    block_ids: tuple[int, ...]  # physical block of each position
-    slots: tuple[int, ...]  # block_id * block_size + offset, of each position
-
-
-def replay(
-    block_table: list[int],
-    block_size: int,
-    seq_len: int,
-    split: int,
-    num_splits: int,
-    tile: int,
-    window: int | None = None,
-) -> list[TileRead]:
-    """What program (this sequence, any KV head, `split`) reads, tile after tile."""
-    first = max(seq_len - window, 0) if window else 0
-    begin, end = split_range(seq_len, split, num_splits, tile, window)
-    turns = []
-    for start in range(begin, end, tile):
-        positions = tuple(p for p in range(start, start + tile) if first <= p < end)
-        block_ids = tuple(block_table[p // block_size] for p in positions)
-        slots = tuple(
-            block_id * block_size + p % block_size
-            for block_id, p in zip(block_ids, positions, strict=True)
-        )
-        entries = tuple(sorted({p // block_size for p in positions}))
-        turns.append(TileRead(start, positions, entries, block_ids, slots))
-    return turns
 
 
 def split_table(

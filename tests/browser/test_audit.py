@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvlab.audit import ask_audit
-from kvlab.widgets.audit import Audit
+from kvlab.notebook.widgets.sheet import Audit
 
 pytestmark = pytest.mark.browser
 

@@ -10,9 +10,9 @@ import pytest
 
 from kvlab import units
 from kvlab.configs import DATA_DIR, find_model, model_names
+from kvlab.notebook.widgets.sheet import Capacity
 from kvlab.reports.capacity import ask_capacity
 from kvlab.reports.kv import kv_report
-from kvlab.widgets.capacity import Capacity
 
 pytestmark = pytest.mark.browser
 BROKEN = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.widgets.cost_table import CostTable
+from kvlab.notebook.widgets.costs import CostTable
 
 pytestmark = pytest.mark.browser
 HEAD = ["", "without cache", "with cache", "ratio"]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import modelstext
+from book.extension import models_table
+from kvlab.notebook.widgets import shared_css
 from kvlab.reports.kv import models_report
-from kvlab.widgets.base import shared_css
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).resolve().parents[2]
-GROWING = [name for name, _ in modelstext.HEAD].index("bytes a token, for good")
+GROWING = [name for name, _ in models_table.HEAD].index("bytes a token, for good")
 PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>Models</title>
 <link rel="icon" href="data:,"><style>{css} body {{ background: var(--kv-bg); color: var(--kv-fg) }}
@@ -26,7 +26,7 @@ def models_page(watch, tmp_path):
         (tmp_path / "page.js").write_text(
             (ROOT / "book/static/page.js").read_text("utf-8"), "utf-8"
         )
-        text = PAGE.format(css=shared_css(), table=modelstext.models_html(), theme=theme)
+        text = PAGE.format(css=shared_css(), table=models_table.models_html(), theme=theme)
         (tmp_path / "index.html").write_text(text, "utf-8")
         own = tmp_path.as_uri()
         return watch(f"{own}/index.html", own, theme=theme, **options)

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from kvlab.paging.breaks import BREAKS
-from kvlab.paging.lab import TOUR, pool_trace
-from kvlab.widgets.pool import Pool
+from kvlab.notebook.pool_lab import BREAKS, TOUR, pool_trace
+from kvlab.notebook.widgets.scenes import Pool
 
 pytestmark = pytest.mark.browser
 

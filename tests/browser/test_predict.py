@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.widgets.predict import Predict, PredictError
+from kvlab.notebook import NotebookError
+from kvlab.notebook.widgets.practice import Predict
 
 pytestmark = pytest.mark.browser
 QUESTION = "How many bytes does one token keep?"
@@ -60,5 +61,5 @@ def test_reads_well_on_a_phone(widget_page, theme):
 
 
 def test_an_answer_must_be_a_number():
-    with pytest.raises(PredictError, match="expected a finite number"):
+    with pytest.raises(NotebookError, match="expected a finite number"):
         Predict(QUESTION, float("nan"))

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kvlab import answers
-from kvlab.widgets.base import LabWidget, Twin
+from kvlab.notebook import page_questions
+from kvlab.notebook.widgets import LabWidget, Twin
 
 pytestmark = pytest.mark.browser
 SCRIPT = """
@@ -47,6 +47,6 @@ def test_the_page_answers_as_python_does(widget_page, question):
     watched.page.wait_for_function("document.querySelector('#out').textContent", timeout=60_000)
     given, name, message = json.loads(watched.page.inner_text("#out"))
     assert given == {"text": "<b>2^70", "number": 1.5, "list": [None, True]}
-    refused = json.loads(answers.answer_json("os.system", "{}"))["error"]
+    refused = json.loads(page_questions.answer_json("os.system", "{}"))["error"]
     assert (name, message) == (refused["name"], refused["message"])
     watched.check()

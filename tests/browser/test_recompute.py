@@ -6,7 +6,7 @@ import pytest
 
 from kvlab import costs
 from kvlab.configs import preset
-from kvlab.widgets.recompute import Recompute
+from kvlab.notebook.widgets.costs import Recompute
 
 pytestmark = pytest.mark.browser
 SMOL = preset("smollm2-135m")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab.widgets.roofline import HEAD, Roofline
+from kvlab import roofline
+from kvlab.configs import preset
+from kvlab.notebook.widgets.costs import ROOFLINE_HEAD, Roofline
+from kvlab.reports import accounting_parameters
 
 pytestmark = pytest.mark.browser
 
 
 def expected(step: int, **traits) -> list[list[str]]:
-    return [list(HEAD), *(list(row) for row in Roofline(**traits).rows(step))]
+    return [list(ROOFLINE_HEAD), *(list(row) for row in Roofline(**traits).rows(step))]
 
 
 def test_first_state_and_twin(widget_page):
@@ -63,7 +66,9 @@ def test_a_card_without_the_format_falls_back_and_says_so(widget_page):
 def test_kv_overtakes_the_weights(widget_page):
     watched = widget_page(Roofline(batch=1))
     page = watched.page
-    crossing = Roofline().crossover()
+    spec = preset("llama-3-8b")
+    num_parameters, _ = accounting_parameters(spec, "coarse")
+    crossing = roofline.kv_weight_crossover_tokens(spec, num_parameters)
     page.get_by_text("more weights than KV are read").wait_for()
     page.get_by_label("Batch").fill(str(int(crossing / 2304) + 1))
     page.get_by_text("more KV than weights are read").wait_for()

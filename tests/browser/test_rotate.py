@@ -6,9 +6,8 @@ import re
 
 import pytest
 
+from kvlab.notebook.widgets.positions import DriftCurves, Rotate, pair_score, read_record
 from kvlab.specs import RopeSpec
-from kvlab.widgets.drift import DriftCurves, read_record
-from kvlab.widgets.rotate import Rotate, pair_score
 
 pytestmark = pytest.mark.browser
 ROPE = RopeSpec(100_000.0, 64)

@@ -6,8 +6,9 @@ import pytest
 
 from kvlab import costs, units
 from kvlab.configs import preset
+from kvlab.notebook import NotebookError
+from kvlab.notebook.widgets.costs import MODELS, Shapes
 from kvlab.specs import LayerSpec
-from kvlab.widgets.shapes import MODELS, ShapeError, Shapes
 
 pytestmark = pytest.mark.browser
 
@@ -81,5 +82,5 @@ def test_without_scripts_the_table_says_it(widget_page):
 
 
 def test_heads_must_divide():
-    with pytest.raises(ShapeError, match="divisor"):
+    with pytest.raises(NotebookError, match="divisor"):
         Shapes("llama-3-8b", num_kv_heads=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvlab.configs import hardware, preset
-from kvlab.widgets.splits import CARDS, CONTEXTS, SEQUENCES, SPLITS, Splits, launch_facts
+from kvlab.notebook.widgets.splits import CARDS, CONTEXTS, SEQUENCES, SPLITS, Splits, launch_facts
 
 pytestmark = pytest.mark.browser
 LLAMA = preset("llama-3-8b")

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from kvlab.widgets.steps import Steps
-from kvlab.workload import WORKLOADS, schedule_trace
+from kvlab.notebook.simulation import WORKLOADS, schedule_trace
+from kvlab.notebook.widgets.scenes import Steps
 
 pytestmark = pytest.mark.browser
 

@@ -40,6 +40,6 @@ WRONG = {
         (lambda P, h, d_h, L, s: 2 * P * s, "is missing"),
         (lambda P, h, d_h, L, s: None, "returns None"),
         (lambda P, h, d_h, L, s: 2 * P * s + 4 * h * d_h * L * s, "the step costs"),
-        (2304, "define a function"),
+        (2304, "define the function"),
     ],
 }

@@ -55,7 +55,7 @@ WRONG = {
         (lambda p, n: all(r[-1] < s or s == 0 for r, s in zip(p, n)), "restarts at 0"),
         (lambda p, n: all(len(r) == s for r, s in zip(p, n)), "first decode step"),
         (lambda p, n: None, "returns None"),
-        (True, "define a function"),
+        (True, "define the function"),
     ],
     "4.3": [
         (lambda x, m, t: _pairs(x, m, t, _neighbours), "half-split pairs"),
@@ -69,7 +69,7 @@ WRONG = {
         (lambda x, m, t: x[:4], "keeps both"),
         (lambda x, m, t: _pairs(x, m, 500.0, _half), "other angles"),
         (lambda x, m, t: None, "returns None"),
-        ([1.0], "define a function"),
+        ([1.0], "define the function"),
     ],
     "4.4": [
         (lambda mask: [len(row) for row in mask], "one counter"),
@@ -80,7 +80,7 @@ WRONG = {
         (lambda mask: [0 for row in mask], "does not restart"),
         (lambda mask: [max(map(sum, mask))] * len(mask), "one counter"),
         (lambda mask: None, "returns None"),
-        ([3, 5, 1], "define a function"),
+        ([3, 5, 1], "define the function"),
     ],
     "4.5": [
         (_KEYS // 2048, "the new key only"),

@@ -40,9 +40,10 @@ WRONG = {
         (lambda c, n, held, b: ceil((c + n) / b) - held, "negative"),
         (lambda c, n, held, b: max(0, (c + n) / b - held), "not whole"),
         (lambda c, n, held, b: n, "does not use"),
-        (lambda c, n, held, b: None, "no number"),
+        (lambda c, n, held, b: None, "returns None"),
+        (lambda c, n, held, b: "two", "no number"),
         (lambda c, n: 0, "TypeError"),
-        (3, "define a function"),
+        (3, "define the function"),
     ],
     "5.4": [
         (RIGHT_SHARING | {"same tokens, another adapter"}, "projections"),

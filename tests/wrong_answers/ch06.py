@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kvlab.kernels.lesson import jit, tl
+from kvlab.kernels.paged_decode import jit, tl
 
 INF = float("inf")
 

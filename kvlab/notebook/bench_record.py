@@ -1,0 +1,320 @@
+"""The record of `make bench` as tables and figures, for chapter 8 and the bench page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from kvlab import units
+from kvlab.notebook.display import figure, say, table
+from kvlab.specs import DATA_DIR
+
+Record = Mapping[str, dict]
+
+CLOCKS = {"wall": "wall clock", "cpu": "processor time"}
+PADDED = "transformers, padded"
+DYNAMIC = "transformers, dynamic cache"
+FLOOR = "reading the weights' bytes"
+
+
+def recorded(name: str = "cpu") -> dict:
+    """A record of data/measurements, as `python -m bench` wrote it."""
+    return json.loads((DATA_DIR / "measurements" / f"{name}.json").read_text("utf-8"))
+
+
+def recorded_processors() -> dict[str, dict]:
+    """Every bench record by its name: "cpu", and those that stand beside it, such as "cpu-mine"."""
+    names = sorted(path.stem for path in (DATA_DIR / "measurements").glob("cpu*.json"))
+    return {name: recorded(name) for name in names}
+
+
+def cases_of(record: Record, kind: str, only: str | None = None) -> dict[str, dict]:
+    """Cases of one kind, or only one, by the rest of their name: "fp32, 1 thread" -> the case."""
+    return {
+        name.split(", ", 1)[1]: case
+        for name, case in record["cases"].items()
+        if name.split(", ", 1)[0] == kind and only in (None, name.split(", ", 1)[1])
+    }
+
+
+def _loads(record: Record) -> list[float]:
+    cases = record["cases"].values()
+    return [case["load_average_after"] for case in cases if "load_average_after" in case]
+
+
+def clock_of(record: Record) -> str:
+    """The clock that compares: "wall", but "cpu" where more ran than the bench and its threads."""
+    return "cpu" if max(_loads(record)) > record["machine"]["cores"] + 1 else "wall"
+
+
+def _ms(measured: dict) -> str:
+    return f"{1e3 * measured['median_seconds']:.1f}"
+
+
+def say_machine(record: Record) -> None:
+    """One paragraph: where, when and with what the record was made, and how busy it was."""
+    machine = record["machine"]
+    loads = _loads(record)
+    llama = machine.get("llama_cpp_python")
+    say(
+        f"Recorded on {record['date']}: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['instructions']}, {units.binary_bytes(machine['memory_bytes'])} of memory. "
+        f"torch {machine['torch']}, transformers {machine['transformers']}, "
+        + (f"llama-cpp-python {llama}" if llama else "llama.cpp not installed")
+        + f". Weights: {machine['weights']}.",
+        f"The load on the machine was {min(loads):.0f} to {max(loads):.0f} while this ran. "
+        f"Ratios are of {CLOCKS[clock_of(record)]} unless they say otherwise.",
+    )
+
+
+def show_decode(record: Record) -> None:
+    """Every decode case: milliseconds a token of each loop, and ratios to kvlab's."""
+    for name, case in cases_of(record, "decode").items():
+        rows = [
+            {
+                "loop": loop,
+                "ms a token, processor": _ms(case["cpu"][loop]),
+                "ms a token, wall": _ms(case["wall"][loop]),
+                "time, kvlab = 1 (processor)": f"{case['ratio_cpu'][loop]:.2f}",
+                "time, kvlab = 1 (wall)": f"{case['ratio_wall'][loop]:.2f}",
+                "same tokens": f"{case['tokens_equal_to_kvlab'].get(loop, '')}",
+            }
+            for loop in case["ratio_cpu"]
+        ]
+        table(
+            rows,
+            f"{name}: {case['tokens']} tokens after a prompt of {case['prompt_tokens']}",
+            note="A ratio above 1 is slower than kvlab. Reading the weights' bytes is the floor.",
+        )
+
+
+def show_decode_figure(record: Record) -> None:
+    """The ratios of all decode cases as bars."""
+    cases = cases_of(record, "decode")
+    clock = clock_of(record)
+    loops = list(next(iter(cases.values()))[f"ratio_{clock}"])
+    figure(
+        {
+            loop: (list(cases), [case[f"ratio_{clock}"].get(loop) for case in cases.values()])
+            for loop in loops
+        },
+        x="case",
+        y=f"{CLOCKS[clock]}, kvlab = 1",
+        title="Greedy decoding of SmolLM2-135M: time of each loop against kvlab's",
+        alt=f"Bars of {CLOCKS[clock]} relative to kvlab for each loop in each case",
+        kind="bars",
+    )
+
+
+def show_overhead(record: Record, only: str | None = None) -> None:
+    """Where a step's time goes. only: one case, such as "fp32, 1 thread"."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "overhead", only).items():
+        calls = case["operators"]
+        rows = [
+            {
+                "what runs": what,
+                "ms a step": _ms(case[clock][what]),
+                "kvlab's step = 1": f"{ratio:.2f}",
+                "operator calls": f"{calls[what]:,}" if what in calls else "",
+            }
+            for what, ratio in case[f"ratio_{clock}"].items()
+        ]
+        table(rows, f"One cached step at s = {case['context']}, {name}, {CLOCKS[clock]}")
+
+
+def show_means(record: Record, only: str | None = None) -> None:
+    """The loop without one of its means at a time."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "means", only).items():
+        rows = [
+            {
+                "changed back": "nothing" if what == "all of them" else what,
+                "step takes": f"{ratio:.2f} x",
+                "operator calls": f"{case['operators'][what]:,}",
+            }
+            for what, ratio in case[f"ratio_{clock}"].items()
+        ]
+        table(
+            rows, f"What each plain means buys: the loop without it, s = {case['context']}, {name}"
+        )
+
+
+def show_context(record: Record) -> None:
+    """A cached step against its context, and the uncached step beside it."""
+    clock = clock_of(record)
+    ratio = f"ratio_{clock}"
+    for name, case in cases_of(record, "context").items():
+        points = case["points"]
+        contexts = [int(c) for c in points]
+        loops = ("kvlab", DYNAMIC)
+        figure(
+            {
+                loop: (
+                    contexts,
+                    [1e3 * points[str(c)][clock][loop]["median_seconds"] for c in contexts],
+                )
+                for loop in loops
+            },
+            x="context s, tokens",
+            y=f"ms a step, {CLOCKS[clock]}",
+            title=f"One cached step against its context, {name}",
+            alt="Time of a cached step over context for kvlab and for transformers",
+            from_zero=True,
+        )
+        rows = [
+            {
+                "context s": f"{c:,}",
+                "transformers / kvlab": f"{points[str(c)][ratio][DYNAMIC]:.2f}",
+                "uncached / cached": f"{points[str(c)]['uncached'][ratio]['uncached']:.1f}",
+            }
+            for c in contexts
+        ]
+        table(rows, f"Ratios of one step, {name}, {CLOCKS[clock]}")
+
+
+def show_engine(record: Record) -> None:
+    """Tokens per second over batch sizes, and ragged requests against a padded batch."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "engine").items():
+        batches = case["batches"][clock]
+        sizes = {n: int(n.split()[-1]) for n in batches}
+        one = batches["batch 1"]["median_seconds"]
+        rows = [
+            {
+                "requests together": size,
+                "tokens per second, batch of one = 1": (
+                    f"{size * one / batches[n]['median_seconds']:.2f}"
+                ),
+            }
+            for n, size in sizes.items()
+        ]
+        alone = case["products"][clock]
+        for row, size in zip(rows, sizes.values(), strict=True):
+            for library in sorted({label.split(", batch")[0] for label in alone}, reverse=True):
+                first, this = (alone[f"{library}, batch {n}"]["median_seconds"] for n in (1, size))
+                row[f"if only {library}'s products took time"] = f"{size * first / this:.2f}"
+        table(
+            rows,
+            f"The engine over batch sizes, {name}, {CLOCKS[clock]}",
+            "At the right: the gain if matrix products took all the time. "
+            "The batch also shares the rest.",
+        )
+        rows = [
+            {
+                "32 requests": what,
+                "tokens asked for": f"{case[kind]['tokens']:,}",
+                **{loop: f"{ratio:.2f}" for loop, ratio in case[kind][f"ratio_{clock}"].items()},
+            }
+            for kind, what in (
+                ("ragged", "prompts of different lengths"),
+                ("ragged outputs", "outputs of different lengths as well"),
+            )
+        ]
+        table(
+            rows,
+            f"Requests of different lengths together, {name}, {CLOCKS[clock]}, kvlab's engine = 1",
+            "A padded batch computes every row until the longest is done.",
+        )
+
+
+def say_products(record: Record) -> None:
+    """How much longer a product with sixteen rows takes than with one, in each library."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "engine").items():
+        alone = case["products"][clock]
+        libraries = sorted({label.split(", batch")[0] for label in alone}, reverse=True)
+        if len(libraries) < 2:
+            continue
+        one = alone["torch, batch 1"]["median_seconds"]
+        torch_16, numpy_16 = (
+            alone[f"{library}, batch 16"]["median_seconds"] / one for library in libraries
+        )
+        say(
+            "A product with sixteen rows reads each weight as often as one with a single row: "
+            f"once. With {name} this processor takes {torch_16:.1f} times as long for it in "
+            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. "
+            "Products are most of a batch's step, so the engine gains little more than they allow."
+        )
+
+
+def show_pages(record: Record) -> None:
+    """What each page weighs, and how soon each slider's move is drawn."""
+    if "pages" not in record["cases"]:
+        say("No pages were measured for this record.")
+        return
+    case = record["cases"]["pages"]
+    rows = [
+        {"page": path, "loads before anything is pressed": units.decimal_bytes(facts["bytes"])}
+        for path, facts in case["pages"].items()
+    ]
+    table(rows, f"Weight of the pages; the whole site is {units.decimal_bytes(case['site_bytes'])}")
+    rows = [
+        {
+            "slider": slider,
+            "script and layout, ms": _ms(times["script"]),
+            "until painted, ms": _ms(times["frame"]),
+            "worst": f"{1e3 * times['frame']['worst_seconds']:.1f}",
+        }
+        for facts in case["pages"].values()
+        for slider, times in facts["sliders"].items()
+    ]
+    table(
+        rows,
+        f"One move of each slider, median, Chromium {case['chromium']} without a GPU",
+        f"A move begins right after a frame; the next can be painted {1e3 / 60:.1f} ms later.",
+    )
+
+
+# -- several processors side by side: what stays and what does not ------------------------------
+
+
+def _gains(record: Record) -> dict[str, str]:
+    """What one record says, as one column: times against kvlab's own, and tokens against one row's.
+
+    Ratios are read by the clock that this record compares with.
+    """
+    clock, column = clock_of(record), {}
+    ratio = f"ratio_{clock}"
+    for dtype, long in (("fp32", "float32"), ("bf16", "bfloat16")):
+        machine, decode, engine = (
+            record["cases"][f"{kind}, {dtype}, 1 thread"]
+            for kind in ("machine", "decode", "engine")
+        )
+        rate = machine["matrix_flops_per_second"][long]
+        column[f"{dtype}: product of square matrices"] = f"{units.flops(rate)}/s"
+        times = {
+            f"{dtype}: transformers, time": decode[ratio].get(DYNAMIC),
+            f"{dtype}: llama.cpp, time": decode[ratio].get("llama.cpp"),
+            f"{dtype}: reading the weights, time": decode[ratio].get(FLOOR),
+        }
+        if dtype == "fp32":
+            at_2048 = record["cases"]["context, fp32, 1 thread"]["points"]["2048"]
+            times["fp32: transformers at s = 2,048, time"] = at_2048[ratio].get(DYNAMIC)
+        times[f"{dtype}: padded batch, time"] = engine["ragged outputs"][ratio].get(PADDED)
+        column |= {what: "" if time is None else f"{time:.2f}" for what, time in times.items()}
+        for what, samples, label in (
+            ("tokens a second, 16 requests / 1", engine["batches"][clock], "batch"),
+            ("the same, if only products took time", engine["products"][clock], "torch, batch"),
+        ):
+            one, sixteen = (samples[f"{label} {n}"]["median_seconds"] for n in (1, 16))
+            column[f"{dtype}: {what}"] = f"{16 * one / sixteen:.1f}"
+    return column
+
+
+def show_processors(records: Mapping[str, Record]) -> None:
+    """One column a record: what kvlab's loop and engine gain on each processor."""
+    columns = {
+        f"{record['machine']['cpu']}, {record['machine']['instructions']}": _gains(record)
+        for record in records.values()
+    }
+    clocks = {CLOCKS[clock_of(record)] for record in records.values()}
+    table(
+        [
+            {"one thread": what, **{title: column[what] for title, column in columns.items()}}
+            for what in next(iter(columns.values()))
+        ],
+        f"What carries over from one processor to another ({' or '.join(sorted(clocks))})",
+        "Times: kvlab's loop or engine = 1. The padded batch answers 32 requests whose outputs "
+        "differ in length.",
+    )

@@ -1,0 +1,174 @@
+"""What this machine does, measured in seconds: bytes it streams, products it makes, FLOPs counted.
+
+Clocks of a shared machine drift within minutes, so two things are only ever compared when they
+were measured in turns, round after round, and by the median of those rounds (`in_turns`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kvlab.specs import HardwareSpec
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted:
+    """FLOPs that torch's counter saw, in all and by operator ("mm", "mv", "attention", ...)."""
+
+    total: int
+    by_operator: dict[str, int]
+
+
+def _mv(matrix_shape, *args, **kwargs) -> int:
+    return 2 * matrix_shape[0] * matrix_shape[1]
+
+
+def _attention(query_shape, key_shape, value_shape, *args, **kwargs) -> int:
+    batch, heads, num_queries, key_dim = query_shape
+    return 2 * batch * heads * num_queries * key_shape[2] * (key_dim + value_shape[3])
+
+
+#: Operators that torch's own counter does not know: products with one vector, and attention on
+#: a CPU. Attention is charged for every pair, the masked ones too, as the counter does elsewhere.
+_MORE = {
+    torch.ops.aten.mv: _mv,
+    torch.ops.aten.addmv: lambda added, *shapes, **kwargs: _mv(*shapes),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+}
+
+
+def count_flops(call: Callable[[], object]) -> Counted:
+    """FLOPs of everything that `call` computes, by torch.utils.flop_counter."""
+    with FlopCounterMode(display=False, custom_mapping=_MORE) as counter:
+        call()
+    counts = counter.get_flop_counts().get("Global", {})
+    names = {
+        str(operator).split(".")[-1].removeprefix("_").rstrip("'>)").split("'")[0]: int(flops)
+        for operator, flops in counts.items()
+    }
+    return Counted(counter.get_total_flops(), names)
+
+
+def count_operators(call: Callable[[], object]) -> int:
+    """Operator calls that `call` dispatches, nested ones included, as torch's profiler sees it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return sum(1 for event in profile.events() if event.name.startswith("aten::"))
+
+
+# --- timing -----------------------------------------------------------------------------------
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int = 5,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each call, measured in turns: a, b, c, a, b, c, ... The warm-up is dropped."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(warm_up + rounds):
+        for name, call in calls.items():
+            start = clock()
+            call()
+            elapsed = clock() - start
+            if turn >= warm_up:
+                samples[name].append(elapsed)
+    return samples
+
+
+def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
+    """The median of each list."""
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def median_ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> float:
+    """How many times `fast` is as quick as `slow`: the median over rounds of their ratio."""
+    pairs = zip(samples[slow], samples[fast], strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def streamed_bytes_per_second(num_bytes: int = 1 << 28, rounds: int = 5) -> float:
+    """Read bandwidth of torch's threads over a buffer that no cache holds (256 MiB)."""
+    buffer = torch.ones(num_bytes // 4)
+    times = in_turns({"sum": lambda: buffer.sum()}, rounds)["sum"]
+    return num_bytes / min(times)
+
+
+def matrix_flops_per_second(
+    dtype: torch.dtype = torch.float32, size: int = 768, rounds: int = 5
+) -> float:
+    """FLOPs per second of a square matrix product in one dtype."""
+    a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    times = in_turns({"mm": lambda: a @ b}, rounds)["mm"]
+    return 2 * size**3 / min(times)
+
+
+# --- the machine ------------------------------------------------------------------------------
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a measurement must be read with: the processor, threads, load, versions."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "cpu": _cpu_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory_bytes(),
+        "load_average": load,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def measured_hardware(
+    rounds: int = 5, dtypes: Mapping[str, torch.dtype] | None = None
+) -> HardwareSpec:
+    """The machine this runs on as a HardwareSpec, from about a second of measuring.
+
+    dtypes   whose products to measure, fp32 by default: without instructions for it, bf16 is slow
+    """
+    about = describe_machine()
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        peaks = {
+            name: matrix_flops_per_second(dtype, rounds=rounds)
+            for name, dtype in (dtypes or {"fp32": torch.float32}).items()
+        }
+        bandwidth = streamed_bytes_per_second(rounds=rounds)
+    return HardwareSpec(
+        name=f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}",
+        memory_bytes=int(about["memory_bytes"]),
+        bandwidth_bytes_per_second=bandwidth,
+        peak_flops_per_second=peaks,
+        source=f"measured with torch {about['torch']}",
+    )

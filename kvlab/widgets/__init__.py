@@ -1,1 +1,0 @@
-"""Widgets: one .py and one .js each. `from kvlab.widgets.base import show`."""
