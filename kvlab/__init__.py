@@ -40,9 +40,9 @@ Beside the path, still core:
     fast            the model's products for one token on a CPU: equal, and quicker
     integrity       what must hold around every step; tests and chapters look, the engine never
 
-Wings, which the core never imports: configs/ reads any config.json, checkpoint/ loads real weights,
-sheet/ is the calculator and the command line, faults/ are known bugs to switch on, notebook/ is what
-chapters and pages show; and kernels/ is the same attention in Triton.
+Wings, which the core never imports: configs/ reads any config.json, checkpoint/ loads real
+weights, sheet/ is the calculator and the command line, faults/ are known bugs to switch on,
+notebook/ is what chapters and pages show. And kernels/ is the same attention in Triton.
 """
 
 __version__ = "0.1.0"

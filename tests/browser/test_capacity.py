@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from kvlab import units
 from kvlab.configs import DATA_DIR, find_model, model_names
 from kvlab.notebook.widgets.sheet import Capacity
-from kvlab.reports.capacity import ask_capacity
-from kvlab.reports.kv import kv_report
+from kvlab.sheet import ask_capacity, kv_report, units
 
 pytestmark = pytest.mark.browser
 BROKEN = {
@@ -78,7 +76,7 @@ def test_pasted_configs_give_what_the_command_line_gives(widget_page, tmp_path):
         assert status == 2
         if text[:1] in "{[":
             assert complaint.strip() == f"kvlab: {error['message']}"
-        assert error["name"] in ("ConfigError", "KvReportError")
+        assert error["name"] in ("ConfigError", "SheetError")
     watched.check()
 
 
