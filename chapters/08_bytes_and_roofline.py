@@ -45,9 +45,9 @@ if "google.colab" in sys.modules:
 
 # %%
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.configs import hardware, preset
 from kvlab.notebook.display import figure, say, table
+from kvlab.sheet import units
 
 llama, card = preset("llama-3-8b"), hardware("h100-sxm")
 P = 8_030_000_000  # coarse accounting, as on the model card
@@ -583,6 +583,7 @@ table(rows, "The start-up log, recomputed")
 
 # %%
 from dataclasses import replace
+
 from kvlab.sheet import storage_format
 from kvlab.specs import LayerSpec
 
