@@ -448,7 +448,7 @@ same_tokens_later = hash_block(parent_hash, (1, 2, 3, 4))
 print("equal tokens, another place:", same_tokens_later == parent_hash)
 adapter, salt = [("adapter", "X")], [("salt", "X")]
 same = hash_block(ROOT_HASH, (1,), adapter) == hash_block(ROOT_HASH, (1,), salt)
-print("an adapter X and a salt X:", same)
+print("one hash for an adapter X and a salt X:", same)
 
 # %% [markdown]
 # In kvlab a block is *published* under its hash when it is full and its K and V are computed, and not

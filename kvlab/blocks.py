@@ -48,9 +48,9 @@ def slot_of(block_table: Sequence[int], block_size: int, position: int) -> int:
     entry = position // block_size
     if not 0 <= entry < len(block_table) or block_table[entry] == NULL_BLOCK:
         raise BlockError(
-            f"position {position} asked for; the table covers 0 to "
-            f"{len(block_table) * block_size - 1}, without the null blocks of what has left a "
-            f"window: call grow() before writing"
+            f"position {position} asked for; this table covers 0 to "
+            f"{len(block_table) * block_size - 1}, and a null block covers nothing: call grow() "
+            f"before writing"
         )
     return block_table[entry] * block_size + position % block_size
 

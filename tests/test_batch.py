@@ -130,7 +130,7 @@ def test_padding_is_for_decode_steps_with_no_more_requests_than_rows():
 
 
 def test_a_table_that_is_too_short_is_named():
-    with pytest.raises(BlockError, match="position 8 asked for; the table covers 0 to 7"):
+    with pytest.raises(BlockError, match="position 8 asked for; this table covers 0 to 7"):
         slots([8], [0], [[5, 2]], 4)
 
 
