@@ -1,8 +1,8 @@
 """What a decode step computes, moves and keeps: every formula of the book, once.
 
-Plain arithmetic on a ModelSpec. With whole numbers the answers are exact integers; with SymPy
-symbols they are formulas, from which `formulas.py` prints the LaTeX of the pages and the
-JavaScript of the widgets. Nothing else in the book works a cost out by itself.
+Plain arithmetic on a ModelSpec, from simple to composed. Whole numbers give exact integers; SymPy
+symbols give formulas, from which `formulas.py` prints the LaTeX of the pages and the JavaScript of
+the widgets. A formula trusts its caller: what a reader typed is checked where it is read.
 
 Conventions (the running example is Llama-3-8B, p = 2048, n = 512):
 - prefill samples the first output; n decode forwards follow; at step t = 1..n the processed
@@ -14,25 +14,23 @@ Conventions (the running example is Llama-3-8B, p = 2048, n = 512):
 
 from __future__ import annotations
 
-from kvlab.errors import KvlabError
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
 from kvlab.specs import LayerSpec, ModelSpec
 
 #: Layer kinds that put K and V of their own into the cache, one row per token.
 CACHING_KINDS = ("full", "sliding", "chunked", "latent")
 
 
-class NotDenseLlama(KvlabError):
-    """Parameters of this architecture are not counted here; pass their number instead."""
-
-
 def _divide(numerator, denominator: int):
     """An exact quotient: an int for ints (the caller knows it divides), symbolic otherwise."""
-    if isinstance(numerator, int):
-        return numerator // denominator
-    return numerator / denominator
+    return numerator // denominator if isinstance(numerator, int) else numerator / denominator
 
 
-# --- parameters -----------------------------------------------------------------------------
+# --- parameters -------------------------------------------------------------------------------
 
 
 def qkv_params_per_layer(spec: ModelSpec):
@@ -47,6 +45,7 @@ def output_params_per_layer(spec: ModelSpec):
 
 def mlp_params_per_layer(spec: ModelSpec):
     """Weights of the gate, up and down projections of one layer."""
+    assert spec.intermediate_size is not None, f"{spec.name}: the width of its MLP is not known"
     return 3 * spec.hidden_size * spec.intermediate_size
 
 
@@ -65,11 +64,7 @@ def streamed_params(spec: ModelSpec):
 
     The input embedding is gathered, not streamed; a tied matrix is streamed once, as the head.
     """
-    if not spec.is_dense_llama:
-        raise NotDenseLlama(
-            f"{spec.name} ({spec.model_type}): the parameters can be counted from the config of a "
-            f"dense Llama-shaped decoder only; give the number that a token uses (--params 8.03e9)"
-        )
+    assert spec.is_dense_llama, f"{spec.name}: counted for a dense Llama-shaped decoder only"
     per_layer = (
         qkv_params_per_layer(spec) + output_params_per_layer(spec) + mlp_params_per_layer(spec)
     )
@@ -82,7 +77,7 @@ def resident_params(spec: ModelSpec):
     return streamed_params(spec) + norm_params(spec) + untied * embedding_params(spec)
 
 
-# --- contexts and their sums ----------------------------------------------------------------
+# --- contexts and their sums ------------------------------------------------------------------
 
 
 def sum_of_contexts(prompt, decode):
@@ -107,7 +102,7 @@ def causal_pairs(num_queries, num_keys):
     return num_queries * num_keys - _divide(num_queries * (num_queries - 1), 2)
 
 
-# --- FLOPs ----------------------------------------------------------------------------------
+# --- FLOPs, and what an uncached step does in vain --------------------------------------------
 
 
 def projection_flops(num_parameters, num_tokens):
@@ -174,7 +169,30 @@ def uncached_run_attention_flops(spec: ModelSpec, prompt, decode):
     return _divide(attention_flops(spec, sum_of_squared_contexts(prompt, decode)), 2)
 
 
-# --- what the uncached loop throws away -----------------------------------------------------
+def batch_step_flops(spec: ModelSpec, num_parameters, batch, context):
+    """One cached step of `batch` sequences, each with `context` keys."""
+    return batch * cached_step_flops(spec, num_parameters, context)
+
+
+def forward_flops(spec: ModelSpec, num_queries, num_keys, num_logit_rows):
+    """Exact FLOPs of a forward of q tokens on k keys that computes r rows of logits.
+
+    A prefill has q = k; a chunk 1 < q < k; a cached step q = 1; an uncached step q = k again,
+    with as many rows of logits. Query-key pairs are those that the causal mask keeps.
+    """
+    layers = streamed_params(spec) - embedding_params(spec)
+    return (
+        projection_flops(layers, num_queries)
+        + projection_flops(embedding_params(spec), num_logit_rows)
+        + attention_flops(spec, causal_pairs(num_queries, num_keys))
+    )
+
+
+def masked_forward_flops(spec: ModelSpec, num_queries, num_keys, num_logit_rows):
+    """The same forward by a counter that charges attention for the masked pairs too: q k pairs."""
+    masked = num_queries * num_keys - causal_pairs(num_queries, num_keys)
+    kept = forward_flops(spec, num_queries, num_keys, num_logit_rows)
+    return kept + attention_flops(spec, masked)
 
 
 def logit_rows_discarded(context):
@@ -187,7 +205,57 @@ def kv_rows_recomputed(spec: ModelSpec, prompt, decode):
     return spec.num_layers * (sum_of_contexts(prompt, decode) - decode)
 
 
-# --- bytes ----------------------------------------------------------------------------------
+# --- how numbers are stored -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StorageFormat:
+    """How elements are stored: `block` of them at a time, in `block_bytes` (scales included).
+
+    The bytes of an element are an exact fraction, so that a q8_0 cache is not off by its scales.
+    Sources: llama.cpp's block_q8_0 and block_q4_0; the OCP Microscaling formats (MX)
+    specification; NVIDIA's NVFP4 (16 values and an FP8 scale).
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+    note: str = ""
+
+    @property
+    def bytes_per_element(self) -> int | Fraction:
+        """Exact: 2 for bf16, 17/16 for q8_0."""
+        share = Fraction(self.block_bytes, self.block)
+        return share.numerator if share.denominator == 1 else share
+
+
+#: Name -> format. Per-tensor scales (a number or two for the whole cache) are not counted.
+FORMATS: dict[str, StorageFormat] = {
+    f.name: f
+    for f in (
+        StorageFormat("fp32", 1, 4),
+        StorageFormat("bf16", 1, 2),
+        StorageFormat("fp16", 1, 2),
+        StorageFormat("fp8", 1, 1, "one scale for a whole tensor, not counted"),
+        StorageFormat("int8", 1, 1, "one scale for a whole tensor, not counted"),
+        StorageFormat("int8_g32", 32, 34, "32 values of 8 bits and a 2-byte scale"),
+        StorageFormat("int8_g128", 128, 130, "128 values of 8 bits and a 2-byte scale"),
+        StorageFormat("int4", 32, 18, "32 values of 4 bits and a 2-byte scale"),
+        StorageFormat("int4_g64", 64, 36, "64 values of 4 bits, a 2-byte scale and a 2-byte zero"),
+        StorageFormat("mxfp8", 32, 33, "32 values of 8 bits and a 1-byte scale"),
+        StorageFormat("mxfp4", 32, 17, "32 values of 4 bits and a 1-byte scale"),
+        StorageFormat("nvfp4", 16, 9, "16 values of 4 bits and a 1-byte scale"),
+        StorageFormat("q8_0", 32, 34, "llama.cpp: 32 values of 8 bits and a 2-byte scale"),
+        StorageFormat("q4_0", 32, 18, "llama.cpp: 32 values of 4 bits and a 2-byte scale"),
+        StorageFormat("q4_1", 32, 20, "llama.cpp: as q4_0, and a 2-byte minimum"),
+        StorageFormat("q5_0", 32, 22, "llama.cpp: 32 values of 5 bits and a 2-byte scale"),
+        StorageFormat("q5_1", 32, 24, "llama.cpp: as q5_0, and a 2-byte minimum"),
+        StorageFormat("iq4_nl", 32, 18, "llama.cpp: 32 values of 4 bits and a 2-byte scale"),
+    )
+}
+
+
+# --- bytes of weights, K and V ----------------------------------------------------------------
 
 
 def layer_kv_bytes_per_token(layer: LayerSpec, bytes_per_element=2):
@@ -205,12 +273,15 @@ def kv_bytes_per_token(spec: ModelSpec, bytes_per_element=2):
     )
 
 
+def kept_tokens(layer: LayerSpec, num_tokens):
+    """Tokens of a sequence of num_tokens that the layer still has K and V of."""
+    return num_tokens if layer.window is None else min(num_tokens, layer.window)
+
+
 def kv_bytes(spec: ModelSpec, num_tokens, bytes_per_element=2):
     """The cache of one sequence of num_tokens: a function, not a rate, where windows fill up."""
     return sum(
-        count
-        * layer_kv_bytes_per_token(layer, bytes_per_element)
-        * (num_tokens if layer.window is None else min(num_tokens, layer.window))
+        count * layer_kv_bytes_per_token(layer, bytes_per_element) * kept_tokens(layer, num_tokens)
         for count, layer in spec.layer_groups
     )
 
@@ -236,13 +307,201 @@ def cached_step_bytes(spec: ModelSpec, num_parameters, context, bytes_per_elemen
     return weight_bytes(num_parameters, bytes_per_element) + kv_read
 
 
+def batch_step_bytes(spec: ModelSpec, num_parameters, batch, context, bytes_per_element=2):
+    """Bytes a step of a batch reads: the weights once for all, every sequence's K and V."""
+    kv_read = batch * context * kv_bytes_per_token(spec, bytes_per_element)
+    return weight_bytes(num_parameters, bytes_per_element) + kv_read
+
+
+def kv_weight_crossover_tokens(spec: ModelSpec, num_parameters):
+    """Resident tokens, over the whole batch, at which a step reads as much KV as weights.
+
+    The number of bytes an element has cancels out while both are kept in the same one.
+    """
+    return num_parameters / kv_bytes_per_token(spec, 1)
+
+
 def run_bytes(spec: ModelSpec, num_parameters, prompt, decode, bytes_per_element=2):
     """Bytes n cached steps read."""
     weights_read = decode * weight_bytes(num_parameters, bytes_per_element)
     return weights_read + kv_bytes_read_run(spec, prompt, decode, bytes_per_element)
 
 
-# --- times ----------------------------------------------------------------------------------
+# --- the model that is really stored ----------------------------------------------------------
+
+
+def _each(spec: ModelSpec, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
+    return replace(
+        spec,
+        layers=tuple(change(layer) for layer in spec.layers),
+        mtp_layers=tuple(change(layer) for layer in spec.mtp_layers),
+    )
+
+
+def expanded(spec: ModelSpec) -> ModelSpec:
+    """The model with each latent (MLA) layer's K and V written out for every query head."""
+    return _each(spec, lambda layer: layer.expanded or layer)
+
+
+def with_mtp(spec: ModelSpec) -> ModelSpec:
+    """The model with its multi-token prediction layers among the others."""
+    return replace(spec, layers=spec.layers + spec.mtp_layers, mtp_layers=())
+
+
+def padded_to_full(spec: ModelSpec) -> ModelSpec:
+    """What an engine stores whose pool has no group of its own for windowed layers.
+
+    Every layer then gets pages for the whole context, whatever its window needs.
+    """
+    return _each(spec, lambda layer: replace(layer, window=None))
+
+
+def why_not_split(spec: ModelSpec, ranks: int) -> str | None:
+    """Why so many tensor-parallel ranks cannot hold the model; None where they can."""
+    if ranks < 1 or (spec.num_heads and spec.num_heads % ranks):
+        return f"given {ranks} ranks; expected a divisor of the {spec.num_heads} query heads"
+    for layer in spec.layers + spec.mtp_layers:
+        heads = layer.num_kv_heads
+        if heads and max(heads, ranks) % min(heads, ranks):
+            return (
+                f"given {ranks} ranks for {heads} KV heads; expected one to divide the other, so "
+                "that heads are split evenly or copied whole"
+            )
+    return None
+
+
+def per_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
+    """The model as one of so many tensor-parallel ranks stores it.
+
+    KV heads are split, or copied where there are more ranks than heads. A latent (MLA) row belongs
+    to every head at once, so each rank keeps all of it. A recurrent state is split by its heads.
+    """
+    problem = why_not_split(spec, ranks)
+    assert problem is None, problem
+
+    def share(layer: LayerSpec) -> LayerSpec:
+        state = tuple(
+            replace(s, num_elements=s.num_elements and -(-s.num_elements // ranks))
+            for s in layer.state
+        )
+        if layer.kind == "latent":
+            return replace(layer, state=state, expanded=layer.expanded and share(layer.expanded))
+        heads = layer.num_kv_heads and max(1, layer.num_kv_heads // ranks)
+        return replace(layer, num_kv_heads=heads, state=state)
+
+    return _each(spec, share)
+
+
+# --- bytes of one sequence --------------------------------------------------------------------
+
+
+def growing_bytes_per_token(spec: ModelSpec, bytes_per_element=2):
+    """What one more token adds for good: layers without a window."""
+    lasting = [layer for layer in spec.layers if layer.window is None]
+    return sum(layer_kv_bytes_per_token(layer, bytes_per_element) for layer in lasting)
+
+
+def window_cap_bytes(spec: ModelSpec, bytes_per_element=2):
+    """What windowed layers hold at most, once every window is full."""
+    return sum(
+        layer_kv_bytes_per_token(layer, bytes_per_element) * layer.window
+        for layer in spec.layers
+        if layer.window is not None
+    )
+
+
+def fixed_bytes_per_sequence(spec: ModelSpec, bytes_per_element=2):
+    """Recurrent state, there from the first token on. None where its size is not known."""
+    total = 0
+    for count, layer in spec.layer_groups:
+        for state in layer.state:
+            if state.num_elements is None:
+                return None
+            total += count * state.num_elements * (state.bytes_per_element or bytes_per_element)
+    return total
+
+
+def bytes_per_token_from_query_heads(spec: ModelSpec, bytes_per_element=2):
+    """The common mistake: every layer charged for h heads of K and V."""
+    return spec.num_layers * spec.num_heads * 2 * spec.head_dim * bytes_per_element
+
+
+def paged_kv_bytes(spec: ModelSpec, num_tokens: int, block_size: int, bytes_per_element=2):
+    """One sequence in whole pages of block_size tokens, each windowed layer in its own group."""
+
+    def num_pages(layer: LayerSpec) -> int:
+        return -(-kept_tokens(layer, num_tokens) // block_size)
+
+    return sum(
+        count * num_pages(layer) * block_size * layer_kv_bytes_per_token(layer, bytes_per_element)
+        for count, layer in spec.layer_groups
+    )
+
+
+def sequence_bytes(spec: ModelSpec, num_tokens, bytes_per_element=2):
+    """F + bytes(n): the fixed state and the cache of one sequence."""
+    fixed = fixed_bytes_per_sequence(spec, bytes_per_element)
+    assert fixed is not None, f"{spec.name}: its recurrent state has no known size"
+    return fixed + kv_bytes(spec, num_tokens, bytes_per_element)
+
+
+# --- capacity ---------------------------------------------------------------------------------
+
+
+def pool_bytes(memory_bytes, utilisation, weight_bytes, reserve_bytes=0):
+    """What is left for the cache: memory * utilisation - weights - everything else.
+
+    utilisation is the share of the card that an engine lets itself use (0.9 in vLLM's default);
+    as text or a Fraction it is exact. A negative answer means that the weights do not fit.
+    """
+    share = (
+        Fraction(str(utilisation)) if isinstance(utilisation, int | float | str) else utilisation
+    )
+    left = memory_bytes * share - weight_bytes - reserve_bytes
+    return math.floor(left) if isinstance(left, Fraction) else left
+
+
+def num_blocks(pool, bytes_per_token, block_size):
+    """Whole blocks of block_size tokens in a pool, for a model that grows by one rate."""
+    return pool // (bytes_per_token * block_size)
+
+
+def pool_tokens(blocks, block_size):
+    """Tokens that the blocks hold."""
+    return blocks * block_size
+
+
+def concurrency(tokens, max_model_len):
+    """How many sequences of max_model_len a pool of so many tokens holds (uniform models only)."""
+    return tokens / max_model_len
+
+
+def sequences_that_fit(spec: ModelSpec, pool, num_tokens, bytes_per_element=2):
+    """Whole sequences of num_tokens in a pool: pool / (F + bytes(n)), not proportional to 1 / n."""
+    return pool // sequence_bytes(spec, num_tokens, bytes_per_element)
+
+
+def longest_context(spec: ModelSpec, pool: int, sequences: int, bytes_per_element=2) -> int | None:
+    """The most tokens that each of so many sequences may have. None: no limit (windows only)."""
+
+    def fits(tokens: int) -> bool:
+        return sequences * sequence_bytes(spec, tokens, bytes_per_element) <= pool
+
+    if not fits(0):
+        return 0
+    widest = max((layer.window or 0 for layer in spec.layers), default=0)
+    if not growing_bytes_per_token(spec, bytes_per_element) and fits(widest):
+        return None
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# --- times and roofs --------------------------------------------------------------------------
 
 
 def memory_seconds(num_bytes, bandwidth_bytes_per_second):
@@ -258,3 +517,48 @@ def compute_seconds(num_flops, peak_flops_per_second):
 def intensity(num_flops, num_bytes):
     """FLOPs per byte moved."""
     return num_flops / num_bytes
+
+
+def intensity_limit(spec: ModelSpec, num_parameters, context):
+    """FLOPs per byte of a batch without end: weights cost nothing, every KV byte is read once."""
+    flops = cached_step_flops(spec, num_parameters, context)
+    return flops / (context * kv_bytes_per_token(spec, 2))
+
+
+def ridge_intensity(peak_flops_per_second, bandwidth_bytes_per_second):
+    """FLOPs per byte at which arithmetic and bytes take equally long."""
+    return peak_flops_per_second / bandwidth_bytes_per_second
+
+
+def roofline_seconds(num_flops, num_bytes, peak_flops_per_second, bandwidth_bytes_per_second):
+    """The least time of a step: the longer of its two parts, the other hidden behind it.
+
+    Source of the model: Williams, Waterman and Patterson 2009, "Roofline".
+    """
+    arithmetic = compute_seconds(num_flops, peak_flops_per_second)
+    return max(arithmetic, memory_seconds(num_bytes, bandwidth_bytes_per_second))
+
+
+# --- what later techniques buy ----------------------------------------------------------------
+
+
+def tokens_per_verified_step(acceptance, num_drafts):
+    """Tokens one verifying forward yields, each of g drafts being accepted with probability a.
+
+    1 + a + a^2 + ... + a^g: drafts count up to the first rejection, and one more token is free.
+    Source: Leviathan et al. 2023, arXiv 2211.17192.
+    """
+    return (1 - acceptance ** (num_drafts + 1)) / (1 - acceptance)
+
+
+def step_seconds_with_overhead(num_calls, seconds_per_call, floor_seconds):
+    """A step whose operator calls each cost some fixed time that nothing hides."""
+    return floor_seconds + num_calls * seconds_per_call
+
+
+#: The last section of the formula sheet: what chapter 8 adds to the formulas before it.
+ROOFLINE_FORMULAS = (
+    forward_flops, masked_forward_flops, batch_step_flops, batch_step_bytes,
+    kv_weight_crossover_tokens, intensity_limit, ridge_intensity, tokens_per_verified_step,
+    step_seconds_with_overhead,
+)  # fmt: skip

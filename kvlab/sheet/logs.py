@@ -17,13 +17,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from kvlab.errors import KvlabError
+from kvlab.sheet.kv import SheetError, require
 
 MAX_LOG_CHARACTERS = 4_000_000
-
-
-class LogError(KvlabError):
-    """A log in which no line about a KV cache was found, or whose lines contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -83,24 +79,17 @@ _GB = r"\s*(GiB|GB|MiB|MB)"
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
-def _number(text: str) -> tuple[float, float]:
-    """(value, half a unit of its last digit)."""
+def _figure(text: str, scale: int, line: str) -> Figure:
     plain = text.replace(",", "")
-    _, _, decimals = plain.partition(".")
+    decimals = len(plain.partition(".")[2])
     if not decimals:
-        return int(plain), 0
-    return float(plain), 0.5 * 10.0 ** -len(decimals)
+        return Figure(int(plain) * scale, 0, line[:300])
+    return Figure(float(plain) * scale, 0.5 * 10.0**-decimals * scale, line[:300])
 
 
-def _figure(match: re.Match | None, size_group: int | None = None, group: int = 1) -> Figure | None:
-    if match is None:
-        return None
-    value, rounding = _number(match.group(group))
-    scale = _SIZES[match.group(size_group)] if size_group else 1
-    start = match.string.rfind("\n", 0, match.start()) + 1
-    end = match.string.find("\n", match.end())
-    line = match.string[start : end if end >= 0 else None].strip()
-    return Figure(value * scale, rounding * scale, line[:300])
+def _line_of(match: re.Match) -> str:
+    before, after = match.string[: match.end()], match.string[match.end() :]
+    return (before[before.rfind("\n", 0, match.start()) + 1 :] + after.partition("\n")[0]).strip()
 
 
 #: What shows that several ranks of one engine wrote the log.
@@ -110,20 +99,22 @@ _RANKS = re.compile(
 )
 
 
-def _find(pattern: str, text: str, size_group: int | None = None, group: int = 1) -> Figure | None:
+def _find(pattern: str, text: str, size_group: int = 0, group: int = 1) -> Figure | None:
     """The figure of the first match. Ranks repeat a line with almost the same figure."""
-    matches = list(re.finditer(pattern, text))
-    figures = [_figure(m, size_group, group) for m in matches]
-    different = {f.value for f in figures if f}
-    if len(different) > 1 and _RANKS.search(text) and max(different) <= 1.1 * min(different):
-        return min((f for f in figures if f), key=lambda f: f.value)  # the engine uses the least
-    if len(different) > 1:
-        shown = ", ".join(f"{v:,.10g}" for v in sorted(different))
-        raise LogError(
-            f"the log gives several values ({shown}) in lines like {figures[0].line!r}: give the "
-            "start of one engine on one rank"
-        )
-    return figures[0] if figures else None
+    figures = [
+        _figure(m[group], _SIZES[m[size_group]] if size_group else 1, _line_of(m))
+        for m in re.finditer(pattern, text)
+    ]
+    different = sorted({figure.value for figure in figures})
+    if len(different) < 2:
+        return figures[0] if figures else None
+    shown = ", ".join(f"{value:,.10g}" for value in different)
+    require(
+        bool(_RANKS.search(text)) and different[-1] <= 1.1 * different[0],
+        f"the log gives several values ({shown}) in lines like {figures[0].line!r}: give the "
+        "start of one engine on one rank",
+    )
+    return min(figures, key=lambda figure: figure.value)  # the engine uses the least
 
 
 def _setting(names: str, values: str, text: str) -> str | None:
@@ -173,18 +164,16 @@ def _pools(text: str, total: Figure | None) -> list[Pool]:
     """
     pools: dict[tuple, Pool] = {}
     for line in _POOL.finditer(text):
-        parts = tuple(
-            (m[1], replace(_figure(m, 3, 2), line=line[0][:300])) for m in _PART.finditer(line[0])
-        )
-        tokens = _figure(line) if line[1] else total
-        if tokens is None:
-            continue
-        pools.setdefault((tokens.value, *((n, f.value) for n, f in parts)), Pool(tokens, parts))
-    if len(pools) > 2:
-        raise LogError(
-            f"the log gives {len(pools)} different pools in lines like 'KV Cache is allocated.': "
-            "give the start of one engine on one rank"
-        )
+        parts = tuple((m[1], _figure(m[2], _SIZES[m[3]], line[0])) for m in _PART.finditer(line[0]))
+        tokens = _figure(line[1], 1, _line_of(line)) if line[1] else total
+        if tokens is not None:
+            values = tuple((name, figure.value) for name, figure in parts)
+            pools.setdefault((tokens.value, values), Pool(tokens, parts))
+    require(
+        len(pools) <= 2,
+        f"the log gives {len(pools)} different pools in lines like 'KV Cache is allocated.': "
+        "give the start of one engine on one rank",
+    )
     return list(pools.values())
 
 
@@ -212,47 +201,48 @@ _SELF = re.compile(
 )
 
 
-def _mib(match: re.Match, group: int) -> Figure:
-    value, rounding = _number(match.group(group))
-    return Figure(value * 2**20, rounding * 2**20, match.group(0))
+def _store(cells: int, layers: int | None, match: re.Match, first: int) -> Store:
+    """K's type and size and V's type and size stand in four groups, from `first` on."""
+    key_type, key, value_type, value = match.groups()[first - 1 :]
+    line = match[0]
+    return Store(
+        cells, layers, _figure(key, 2**20, line), _figure(value, 2**20, line), key_type, value_type
+    )
 
 
 def _llama_cpp(text: str) -> EngineLog:
-    stores = [
-        Store(int(m[2]) * int(m[4] or 1), int(m[3]), _mib(m, 6), _mib(m, 8), m[5], m[7])
-        for m in _CELLS.finditer(text)
-    ]
-    context = _whole("n_ctx|kv_size|n_ctx_seq", text)
-    for m in () if stores else _SELF.finditer(text):
+    stores = [_store(int(m[2]) * int(m[4] or 1), int(m[3]), m, 5) for m in _CELLS.finditer(text)]
+    if not stores:
+        context = _whole("n_ctx|kv_size|n_ctx_seq", text)
         if context is None:
-            raise LogError(
+            raise SheetError(
                 "the log has a 'KV self size' line and no 'n_ctx = ...' line: add the one "
                 "that says how many tokens the context holds"
             )
-        stores.append(Store(context, None, _mib(m, 3), _mib(m, 5), m[2], m[4]))
+        stores = [_store(context, None, m, 2) for m in _SELF.finditer(text)]
     return EngineLog(engine="llama.cpp", stores=stores)
 
 
 def read_log(text: str) -> EngineLog:
-    """The figures of a start-up log. Raises LogError where it holds none of a known engine."""
-    if not isinstance(text, str) or not text.strip():
-        raise LogError("the log is empty: paste the lines an engine prints when it starts")
+    """The figures of a start-up log. Raises SheetError where it holds none of a known engine."""
+    filled = isinstance(text, str) and text.strip() != ""
+    require(filled, "the log is empty: paste the lines an engine prints when it starts")
     text = _TERMINAL.sub("", text)
-    if len(text) > MAX_LOG_CHARACTERS:
-        raise LogError(
-            f"the log has {len(text):,} characters, at most {MAX_LOG_CHARACTERS:,} are read: give "
-            "the start-up part alone"
-        )
+    require(
+        len(text) <= MAX_LOG_CHARACTERS,
+        f"the log has {len(text):,} characters, at most {MAX_LOG_CHARACTERS:,} are read: give "
+        "the start-up part alone",
+    )
     stages = _whole("pipeline_parallel_size|pipeline-parallel-size|pp_size|pp-size", text)
     if "KV Cache is allocated" in text:
         return replace(_sglang(text), pipeline_parallel=stages)
     if _CELLS.search(text) or _SELF.search(text):
         return _llama_cpp(text)
     log = replace(_vllm(text), pipeline_parallel=stages)
-    if log.tokens is None and log.blocks is None:
-        raise LogError(
-            "no line about a KV cache was found: expected vLLM's 'GPU KV cache size: N tokens' or "
-            "'# GPU blocks: N', SGLang's 'KV Cache is allocated. #tokens: N', or llama.cpp's "
-            "'KV self size = ...' or 'size = ... MiB (N cells, ...'"
-        )
+    require(
+        log.tokens is not None or log.blocks is not None,
+        "no line about a KV cache was found: expected vLLM's 'GPU KV cache size: N tokens' or "
+        "'# GPU blocks: N', SGLang's 'KV Cache is allocated. #tokens: N', or llama.cpp's "
+        "'KV self size = ...' or 'size = ... MiB (N cells, ...'",
+    )
     return log

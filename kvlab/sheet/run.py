@@ -1,29 +1,28 @@
-"""Answers in plain JSON values: what the command line prints and what a widget asks for.
-
-One function per question. Each takes and returns only numbers, strings, lists and dicts, uses
-nothing outside the standard library, and raises a KvlabError for an input it cannot answer.
-"""
+"""The cost of a run: FLOPs, bytes and time of n decode forwards, without a cache and with one."""
 
 from __future__ import annotations
 
 from kvlab import costs
-from kvlab.errors import KvlabError
+from kvlab.sheet.kv import SheetError, is_whole, require
 from kvlab.specs import LayerSpec, ModelSpec
 
 #: The H100 SXM datasheet's memory bandwidth, in bytes a second: the book's default roof.
 DEFAULT_BANDWIDTH = 3.35e12
 
 
-class ReportError(KvlabError):
-    """A question that cannot be answered as it was put."""
-
-
 def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, str]:
     """(P, what it is) for "coarse", "exact" or a number.
 
     Coarse is the resident count rounded to three significant digits, as a model card states it.
-    Exact is the number of matrix weights that a decode step streams.
+    Exact is the number of matrix weights that a decode step streams. Raises SheetError for a model
+    whose weights are not counted here, and for what is no number.
     """
+    if params in ("exact", "coarse"):
+        require(
+            spec.is_dense_llama,
+            f"{spec.name} ({spec.model_type}): the parameters can be counted from the config of a "
+            f"dense Llama-shaped decoder only; give the number that a token uses (--params 8.03e9)",
+        )
     if params == "exact":
         return costs.streamed_params(spec), "exact: matrix weights streamed per step"
     if params == "coarse":
@@ -32,39 +31,33 @@ def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, st
     try:
         number = float(params)
     except (TypeError, ValueError):
-        number = float("nan")
+        number = 0
     if not 1 <= number < 1e18:
-        raise ReportError(
+        raise SheetError(
             f"--params: given {params!r}; expected coarse, exact or a number from 1 on like 8.03e9"
         )
     return int(number), "coarse: the number given"
 
 
-def _require_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**12:
-        raise ReportError(f"{name}: given {value!r}; expected a whole number, {least} or more")
-
-
 def _require_full_attention(spec: ModelSpec) -> None:
     missing = [name for name in ("hidden_size", "num_heads") if not getattr(spec, name)]
-    if missing:
-        raise ReportError(
-            f"{spec.name}: its config does not tell {', '.join(missing)}; expected them to count "
-            f"FLOPs; add them. `kvlab kv` sizes the cache without them"
-        )
-    odd = sorted({layer.kind for _, layer in spec.layer_groups} - {"full"})
-    if odd:
-        raise ReportError(
-            f"{spec.name}: has layers of kind {', '.join(odd)}; expected full attention on every "
-            f"layer, for which the run's cost is worked out. `kvlab kv` sizes this model's cache"
-        )
-    uniform = LayerSpec("full", spec.num_kv_heads, spec.head_dim, spec.head_dim)
-    if any(layer != uniform for _, layer in spec.layer_groups):
-        raise ReportError(
-            f"{spec.name}: not every layer is {spec.num_kv_heads} KV heads with K and V of "
-            f"{spec.head_dim} and nothing beside them; expected that, for which the run's cost is "
-            f"worked out. `kvlab kv` sizes this model's cache"
-        )
+    require(
+        not missing,
+        f"{spec.name}: its config does not tell {', '.join(missing)}; expected them to count "
+        f"FLOPs; add them. `kvlab kv` sizes the cache without them",
+    )
+    odd = sorted({layer.kind for layer in spec.layers} - {"full"})
+    require(
+        not odd,
+        f"{spec.name}: has layers of kind {', '.join(odd)}; expected full attention on every "
+        f"layer, for which the run's cost is worked out. `kvlab kv` sizes this model's cache",
+    )
+    require(
+        set(spec.layers) <= {LayerSpec("full", spec.num_kv_heads, spec.head_dim, spec.head_dim)},
+        f"{spec.name}: not every layer is {spec.num_kv_heads} KV heads with K and V of "
+        f"{spec.head_dim} and nothing beside them; expected that, for which the run's cost is "
+        f"worked out. `kvlab kv` sizes this model's cache",
+    )
 
 
 def cost_report(
@@ -75,11 +68,16 @@ def cost_report(
     bandwidth: float = DEFAULT_BANDWIDTH,
     bytes_per_element: int = 2,
 ) -> dict:
-    """The cost of n decode forwards after a prompt of p, without a cache and with one."""
-    _require_count("--prompt", prompt, 0)
-    _require_count("--decode", decode, 1)
-    if not isinstance(bandwidth, int | float) or not 1 <= bandwidth < float("inf"):
-        raise ReportError(f"--bandwidth: given {bandwidth!r}; expected bytes per second, 1 or more")
+    """The cost of n decode forwards after a prompt of p, without a cache and with one.
+
+    bandwidth is bytes a second. Raises SheetError for a number that cannot be, and for a model
+    with layers of another kind than full attention.
+    """
+    for name, value, least in (("--prompt", prompt, 0), ("--decode", decode, 1)):
+        right = is_whole(value, least, 10**12)
+        require(right, f"{name}: given {value!r}; expected a whole number, {least} or more")
+    right = isinstance(bandwidth, int | float) and 1 <= bandwidth < float("inf")
+    require(right, f"--bandwidth: given {bandwidth!r}; expected bytes per second, 1 or more")
     _require_full_attention(spec)
     num_parameters, accounting = accounting_parameters(spec, params)
 
