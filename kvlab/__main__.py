@@ -1,5 +1,5 @@
 """`python -m kvlab` is the `kvlab` command."""
 
-from kvlab.cli import main
+from kvlab.sheet.cli import main
 
 raise SystemExit(main())

@@ -19,13 +19,17 @@ from kvlab.configs import find_model
 from kvlab.costs import FORMATS
 from kvlab.errors import KvlabError
 from kvlab.sheet import units
-from kvlab.sheet.audit import audit, value_text
+from kvlab.sheet.audit import audit
 from kvlab.sheet.kv import SheetError, kv_report, models_report
 from kvlab.sheet.run import DEFAULT_BANDWIDTH, cost_report
 
 
 def _size(num_bytes: float | None) -> str:
     return "not known" if num_bytes is None else units.both_bytes(num_bytes)
+
+
+def _value(value: float | None, unit: str) -> str:
+    return _size(value) if value is None or unit == "bytes" else f"{value:,.10g} {unit}"
 
 
 # --- the answers for people -------------------------------------------------------------------
@@ -112,8 +116,8 @@ def print_audit(report: dict) -> None:
         kind = "independent" if check["independent"] else "follows from other figures"
         print(
             f"\n{check['name']}: {'agrees' if check['agrees'] else 'DOES NOT AGREE'} ({kind})\n"
-            f"  predicted  {value_text(check['predicted'], check['unit'])}\n"
-            f"  reported   {value_text(check['reported'], check['unit'])}\n"
+            f"  predicted  {_value(check['predicted'], check['unit'])}\n"
+            f"  reported   {_value(check['reported'], check['unit'])}\n"
             f"  {check['why']}"
         )
     for note in report["notes"]:
