@@ -375,10 +375,8 @@ def per_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
     if ranks == 1:
         return spec
     if ranks < 1 or (spec.num_heads and spec.num_heads % ranks):
-        raise CostError(
-            f"tensor parallel: given {ranks} ranks; expected a divisor of the {spec.num_heads} "
-            "query heads"
-        )
+        expected = f"a divisor of the {spec.num_heads} query heads"
+        raise CostError(f"tensor parallel: given {ranks} ranks; expected {expected}")
 
     def share(layer: LayerSpec) -> LayerSpec:
         state = tuple(
@@ -390,8 +388,8 @@ def per_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
         heads = layer.num_kv_heads
         if heads and max(heads, ranks) % min(heads, ranks):
             raise CostError(
-                f"tensor parallel: given {ranks} ranks for {heads} KV heads; expected one to divide "
-                "the other, so that heads are split evenly or copied whole"
+                f"tensor parallel: given {ranks} ranks for {heads} KV heads; expected one to "
+                "divide the other, so that heads are split evenly or copied whole"
             )
         heads = heads and max(1, heads // ranks)
         return replace(layer, num_kv_heads=heads, state=state)

@@ -50,7 +50,6 @@ def audit(
         notes.append(f"a pipeline stage of {stages} holds at most {held} of the layers")
         spec = replace(spec, layers=spec.layers[:held])
     compared = _Compared(spec, tp, storage)
-    rate = costs.kv_bytes_per_token(compared.rank, storage.bytes_per_element)
     checks_of = {"vLLM": _vllm_checks, "SGLang": _sglang_checks, "llama.cpp": _llama_cpp_checks}
     checks = checks_of[log.engine](compared, log)
     require(
@@ -58,6 +57,7 @@ def audit(
         f"the {log.engine} log has one figure and nothing to set beside it: add the line with "
         "the memory for the cache, or the one with the concurrency",
     )
+    rate = costs.kv_bytes_per_token(compared.rank, storage.bytes_per_element)
     independent = any(check["independent"] for check in checks)
     if not independent:
         notes.append("No figure of this log depends on the model's shape.")
