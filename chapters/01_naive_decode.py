@@ -57,9 +57,10 @@ show(Recompute(preset("smollm2-135m")))
 # when it does not. It is counted in FLOPs: one addition or one multiplication is one FLOP.
 
 # %% tags=["hide-input"]
-from kvlab import costs, units
+from kvlab import costs
+from kvlab.sheet import units
 from kvlab.notebook.display import figure, say, table
-from kvlab.reports import cost_report
+from kvlab.sheet import cost_report
 
 llama = preset("llama-3-8b")
 run = cost_report(llama, prompt=2048, decode=512)

@@ -58,7 +58,8 @@ show(CostTable())
 # %%
 import torch
 
-from kvlab import costs, units
+from kvlab import costs
+from kvlab.sheet import units
 from kvlab.checkpoint import load
 from kvlab.notebook.display import figure, say, table
 
@@ -445,7 +446,7 @@ table(pd.DataFrame(rows).T, "Do K and V of the later tokens stay the same?")
 # $$F_c(s) = 2P + 4 h d_h L s$$
 
 # %%
-from kvlab.reports import cost_report
+from kvlab.sheet import cost_report
 
 run = cost_report(llama, 2048, 512)
 names = {"projection_flops": "projections", "attention_flops": "attention", "total_flops": "total"}

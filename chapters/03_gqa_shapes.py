@@ -42,13 +42,14 @@ if "google.colab" in sys.modules:
 # the heads that are kept.
 
 # %% tags=["hide-input"]
-from kvlab import costs, kv_costs, units
+from kvlab import costs
+from kvlab.sheet import units
 from kvlab.configs import preset
 from kvlab.notebook.display import figure, say, table
 
 llama = preset("llama-3-8b")
 right_rate = costs.kv_bytes_per_token(llama)
-wrong = kv_costs.bytes_per_token_from_query_heads(llama)
+wrong = costs.bytes_per_token_from_query_heads(llama)
 say(
     f"**{llama.name} keeps {units.binary_bytes(right_rate)} a token in bf16.** Sized from its "
     f"{llama.num_heads} query heads it would be {units.binary_bytes(wrong)}: "
@@ -307,7 +308,7 @@ for config in (broken, {**broken, "head_dim": "256"}, {**broken, "head_dim": 256
 # fixed size from the first token on. A layer may read the K and V of an earlier one and keep none.
 #
 # So the cost is a sum over layers. A layer that keeps no K and V has 0 KV heads here. A fixed state is
-# no K or V: `kv_costs.sequence_bytes` adds it, and the figure below takes that one.
+# no K or V: `costs.sequence_bytes` adds it, and the figure below takes that one.
 
 # %%
 def bytes_of(spec, tokens):
@@ -334,7 +335,7 @@ figure(
     {
         preset(name).name: (
             contexts,
-            [kv_costs.sequence_bytes(preset(name), n) / 2**30 for n in contexts],
+            [costs.sequence_bytes(preset(name), n) / 2**30 for n in contexts],
         )
         for name in shown
     },
@@ -361,9 +362,9 @@ n = 131_072
 rows = []
 for name in shown:
     one = preset(name)
-    right = kv_costs.sequence_bytes(one, n)
-    full = kv_costs.sequence_bytes(kv_costs.padded_to_full(one), n)
-    naive = n * kv_costs.bytes_per_token_from_query_heads(one)
+    right = costs.sequence_bytes(one, n)
+    full = costs.sequence_bytes(costs.padded_to_full(one), n)
+    naive = n * costs.bytes_per_token_from_query_heads(one)
     rows.append({
         "model": one.name,
         "needed": units.binary_bytes(right),
@@ -390,7 +391,7 @@ print("expanded:", row.expanded.num_kv_heads, "heads of", row.expanded.key_dim, 
 
 # %% tags=["hide-input"]
 latent_rate = costs.kv_bytes_per_token(deepseek)
-expanded_rate = costs.kv_bytes_per_token(kv_costs.expanded(deepseek))
+expanded_rate = costs.kv_bytes_per_token(costs.expanded(deepseek))
 say(
     f"{deepseek.name} keeps {latent_rate:,} bytes a token as a latent row and {expanded_rate:,} "
     f"written out, **{expanded_rate / latent_rate:.1f} times** as much. Its `config.json` says "
@@ -467,7 +468,7 @@ for name in bugs:
 rows = []
 for name in ("llama-2-7b", "llama-3-8b", "falcon-40b", "deepseek-v3"):
     one = preset(name)
-    each = {t: costs.kv_bytes_per_token(kv_costs.per_rank(one, t)) for t in (1, 2, 8, 16)}
+    each = {t: costs.kv_bytes_per_token(costs.per_rank(one, t)) for t in (1, 2, 8, 16)}
     rows.append({"model": one.name, "KV heads": one.num_kv_heads,
                  **{f"T = {t}": f"{b:,}" for t, b in each.items()}})
 table(rows, "Bytes a token on each of T cards, bf16")
@@ -480,7 +481,7 @@ table(rows, "Bytes a token on each of T cards, bf16")
 # byte. So $b$ is a fraction, and it is exact.
 
 # %% tags=["hide-input"]
-from kvlab.kv_formats import FORMATS
+from kvlab.costs import FORMATS
 
 rows = [
     {"format": f.name, "bytes a number": str(f.bytes_per_element),
@@ -501,7 +502,7 @@ table(rows, f"{llama.name} in other formats")
 # *pool* of the cache. Whether 64 sequences of 8,192 tokens fit depends on which of these figures you start from.
 
 # %% tags=["hide-input"]
-from kvlab.reports.capacity import ask_capacity
+from kvlab.sheet import ask_capacity
 from kvlab.configs import hardware
 
 card = hardware("h100-sxm")
@@ -547,7 +548,7 @@ pool = 20 * 2**30
 rows = []
 for name in ("llama-3-8b", "jamba-v0.1", "gpt-oss-20b"):
     one = preset(name)
-    fits = {t: kv_costs.sequences_that_fit(one, pool, t) for t in (512, 1024, 2048)}
+    fits = {t: costs.sequences_that_fit(one, pool, t) for t in (512, 1024, 2048)}
     rows.append({"model": one.name, **{f"{t:,} tokens": f"{f:,}" for t, f in fits.items()},
                  "first / last": f"{fits[512] / fits[2048]:.2f}"})
 table(rows, f"Sequences in a pool of {units.binary_bytes(pool)}",
@@ -641,12 +642,12 @@ status(3)
 # once the config is read right.
 
 # %% tags=["hide-input"]
-mha = kv_costs.bytes_per_token_from_query_heads(llama)
+mha = costs.bytes_per_token_from_query_heads(llama)
 say(
     f"**What it cost**: a function in place of a rate. {len(model_names())} configs are read, layer by "
     f"layer, and one sequence of {n:,} tokens takes from "
-    f"{units.binary_bytes(min(kv_costs.sequence_bytes(preset(name), n) for name in shown))} to "
-    f"{units.binary_bytes(max(kv_costs.sequence_bytes(preset(name), n) for name in shown))} in the "
+    f"{units.binary_bytes(min(costs.sequence_bytes(preset(name), n) for name in shown))} to "
+    f"{units.binary_bytes(max(costs.sequence_bytes(preset(name), n) for name in shown))} in the "
     f"{len(shown)} models of the figure (bf16).",
     f"**What it made possible**: {llama.name} keeps {units.binary_bytes(right_rate)} a token where "
     f"a KV head for every query head would keep {units.binary_bytes(mha)}, so one {card.name} holds "

@@ -626,7 +626,8 @@ print("the same 12 tokens as with rotated keys:", tokens == one[:12])
 # each of V, for every query head. Both grow with the context, so their ratio does not:
 
 # %%
-from kvlab import costs, units
+from kvlab import costs
+from kvlab.sheet import units
 
 rows = []
 for name in ("llama-3-8b", "smollm2-135m", "llama-2-7b"):

@@ -138,7 +138,8 @@ figure(
 # reads long runs of memory better than short ones. Sixteen tokens is vLLM's usual choice.
 
 # %% tags=["hide-input"]
-from kvlab import costs, units
+from kvlab import costs
+from kvlab.sheet import units
 from kvlab.configs import preset
 from kvlab.notebook.pool_waste import num_that_fit_paged, num_that_fit_reserved
 

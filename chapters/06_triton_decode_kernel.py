@@ -375,7 +375,8 @@ table(rows, "The kernel against float64, whatever the number of splits")
 # interpreter, the replay stands in.
 
 # %%
-from kvlab import costs, units
+from kvlab import costs
+from kvlab.sheet import units
 from kvlab.kernels.reference import trace_loads
 from kvlab.specs import LayerSpec
 

@@ -44,7 +44,8 @@ if "google.colab" in sys.modules:
 # computes, then what it must read.
 
 # %%
-from kvlab import costs, roofline, units
+from kvlab import costs
+from kvlab.sheet import units
 from kvlab.configs import hardware, preset
 from kvlab.notebook.display import figure, say, table
 
@@ -110,11 +111,11 @@ def attainable(intensity, peak, bandwidth):
 
 
 # %%
-assert step_seconds(flops, num_bytes, peak, bandwidth) == roofline.roofline_seconds(
+assert step_seconds(flops, num_bytes, peak, bandwidth) == costs.roofline_seconds(
     flops, num_bytes, peak, bandwidth
 )
-assert flops == roofline.batch_step_flops(llama, P, 1, s)
-assert num_bytes == roofline.batch_step_bytes(llama, P, 1, s)
+assert flops == costs.batch_step_flops(llama, P, 1, s)
+assert num_bytes == costs.batch_step_bytes(llama, P, 1, s)
 print("by hand = kvlab.roofline")
 
 # %%
@@ -202,8 +203,8 @@ rows = []
 for name, (q, cached, which, num_rows) in kinds.items():
     counted = count_flops(forward(q, cached, which)).total
     k = q + (cached or 0)
-    exact = roofline.forward_flops(spec, q, k, num_rows)
-    masked = roofline.masked_forward_flops(spec, q, k, num_rows)
+    exact = costs.forward_flops(spec, q, k, num_rows)
+    masked = costs.masked_forward_flops(spec, q, k, num_rows)
     assert counted == masked
     coarse = 2 * 134_500_000 * q + costs.attention_flops(spec, costs.causal_pairs(q, k))
     rows.append(
@@ -280,7 +281,7 @@ print(f"{held:,} bytes of matrices + {cache.nbytes:,} of cache: as computed")
 from kvlab.notebook.measure import in_turns, measured_hardware, medians
 
 here = measured_hardware()
-ridge = roofline.ridge_intensity(
+ridge = costs.ridge_intensity(
     here.peak_flops_per_second["fp32"], here.bandwidth_bytes_per_second
 )
 say(
@@ -296,9 +297,9 @@ say(
 
 # %%
 def predicted(num_new, context, num_rows, batch=1):
-    flops = batch * roofline.forward_flops(spec, num_new, context, num_rows)
-    moved = roofline.batch_step_bytes(spec, streamed, batch, context, 4)
-    return roofline.roofline_seconds(
+    flops = batch * costs.forward_flops(spec, num_new, context, num_rows)
+    moved = costs.batch_step_bytes(spec, streamed, batch, context, 4)
+    return costs.roofline_seconds(
         flops, moved, here.peak_flops_per_second["fp32"], here.bandwidth_bytes_per_second
     )
 
@@ -426,7 +427,7 @@ show(
     Predict(
         "Llama-3-8B, weights and KV in bf16: how many resident tokens, over the whole batch, make a "
         "step read as much KV as weights?",
-        roofline.kv_weight_crossover_tokens(llama, P),
+        costs.kv_weight_crossover_tokens(llama, P),
         "tokens",
         "Weights in bytes / bytes per token.",
     )
@@ -437,9 +438,9 @@ batches = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 def rate(batch, context):
-    flops = roofline.batch_step_flops(llama, P, batch, context)
-    moved = roofline.batch_step_bytes(llama, P, batch, context)
-    return batch / roofline.roofline_seconds(flops, moved, peak, bandwidth)
+    flops = costs.batch_step_flops(llama, P, batch, context)
+    moved = costs.batch_step_bytes(llama, P, batch, context)
+    return batch / costs.roofline_seconds(flops, moved, peak, bandwidth)
 
 
 figure(
@@ -454,11 +455,11 @@ figure(
 )
 
 # %% tags=["hide-input"]
-limit = roofline.intensity_limit(llama, P, 2304)
+limit = costs.intensity_limit(llama, P, 2304)
 say(
     f"Even a batch without end does not reach the arithmetic roof at s = 2,304: it would have "
     f"{limit:.0f} FLOP per byte, and the ridge is at "
-    f"{roofline.ridge_intensity(peak, bandwidth):.0f}. A single stream never gets faster by "
+    f"{costs.ridge_intensity(peak, bandwidth):.0f}. A single stream never gets faster by "
     "batching; its own K and V and everyone's weights still have to pass."
 )
 
@@ -471,14 +472,13 @@ say(
 # kept back: the null block, for table entries with nothing to read.
 
 # %%
-from kvlab import kv_costs
 
 rows = []
 for name in ["h100-sxm", "h200-sxm", "a100-40gb", "l4", "rtx-4090"]:
     device = hardware(name)
-    pool = kv_costs.pool_bytes(device.driver_memory_bytes, 0.9, costs.weight_bytes(P))
-    blocks = kv_costs.num_blocks(pool, costs.kv_bytes_per_token(llama), 16) - 1
-    tokens = kv_costs.pool_tokens(blocks, 16)
+    pool = costs.pool_bytes(device.driver_memory_bytes, 0.9, costs.weight_bytes(P))
+    blocks = costs.num_blocks(pool, costs.kv_bytes_per_token(llama), 16) - 1
+    tokens = costs.pool_tokens(blocks, 16)
     rows.append(
         {
             "card": device.name,
@@ -486,7 +486,7 @@ for name in ["h100-sxm", "h200-sxm", "a100-40gb", "l4", "rtx-4090"]:
             "pool": units.binary_bytes(pool),
             "blocks of 16": f"{blocks:,}",
             "tokens": f"{tokens:,}",
-            "requests of 8,192": f"{kv_costs.concurrency(tokens, 8192):,.2f}",
+            "requests of 8,192": f"{costs.concurrency(tokens, 8192):,.2f}",
         }
     )
 table(rows, "Llama-3-8B in bf16 at a utilisation of 0.9, one block kept back")
@@ -518,7 +518,7 @@ say(
 # does this with the log of your own engine.)
 
 # %%
-from kvlab.audit import audit
+from kvlab.sheet import audit
 from kvlab.specs import DATA_DIR
 
 log = (DATA_DIR / "engine_logs" / "vllm-v1-two-lines.log").read_text()
@@ -550,7 +550,7 @@ table(rows, "The start-up log, recomputed")
 
 # %%
 from dataclasses import replace
-from kvlab.kv_formats import storage_format
+from kvlab.sheet import storage_format
 from kvlab.specs import LayerSpec
 
 
@@ -567,8 +567,8 @@ def with_layers(*layers):
 full, window = LayerSpec("full", 8, 128, 128), LayerSpec("sliding", 8, 128, 128, window=1024)
 latent = LayerSpec("latent", 1, 576, 0)  # the shape that DeepSeek-V3 caches
 launches = 12 * llama.num_layers  # an assumption: kernels started by one step
-graph = roofline.step_seconds_with_overhead(launches, 5e-6, 0.0)
-drafts = roofline.tokens_per_verified_step(0.7, 4)
+graph = costs.step_seconds_with_overhead(launches, 5e-6, 0.0)
+drafts = costs.tokens_per_verified_step(0.7, 4)
 
 # %%
 changes = {

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.audit import AuditError, LogError, audit
-from kvlab.audit.logs import read_log
 from kvlab.configs import find_model, preset, read_config
 from kvlab.errors import KvlabError
 from kvlab.notebook.page_questions import answer_json
+from kvlab.sheet import SheetError, audit, read_log
 from kvlab.specs import DATA_DIR
 
 LOGS = DATA_DIR / "engine_logs"
@@ -135,7 +134,7 @@ def test_ranks_that_differ_a_little_are_one_engine():
     report = audit(LLAMA, "\n".join(lines))
     assert report["agrees"] and report["tensor_parallel"] == 2
     assert report["checks"][0]["reported"] == least
-    with pytest.raises(LogError, match="several values"):
+    with pytest.raises(SheetError, match="several values"):
         audit(LLAMA, "\n".join(lines).replace("60.31", "30.31"))
 
 
@@ -182,7 +181,7 @@ def test_sglang_windows_have_a_pool_of_their_own(factor):
     report = audit(preset("gpt-oss-20b"), f"{text}\n{text}")
     assert report["agrees"] is (factor == 1)
     assert len(report["checks"]) == 5
-    with pytest.raises(AuditError, match="one kind of layer"):
+    with pytest.raises(SheetError, match="one kind of layer"):
         audit(LLAMA, text)
 
 
@@ -192,7 +191,7 @@ def test_sglang_tokens_of_another_line():
     report = audit(LLAMA, text)
     assert report["agrees"] and len(report["checks"]) == 2
     assert not audit(preset("qwen3-4b"), text)["agrees"]
-    with pytest.raises(AuditError, match="max_total_num_tokens"):
+    with pytest.raises(SheetError, match="max_total_num_tokens"):
         audit(LLAMA, text.replace("max_total_num_tokens", "max"))
 
 
@@ -274,18 +273,18 @@ def test_whole_gigabytes_and_a_block_scaled_cache_are_plain_numbers(model):
     ],
 )
 def test_unreadable_logs_are_named_errors(text):
-    with pytest.raises(LogError):
+    with pytest.raises(SheetError):
         audit(LLAMA, text)
 
 
 def test_one_figure_alone_is_not_an_audit():
-    with pytest.raises(AuditError, match="nothing to set beside"):
+    with pytest.raises(SheetError, match="nothing to set beside"):
         audit(LLAMA, "GPU KV cache size: 1,000 tokens")
 
 
 def test_a_cache_of_other_layers_is_a_named_error():
     text = (LOGS / "llama-cpp-cells.log").read_text().replace("32 layers", "31 layers")
-    with pytest.raises(AuditError, match="31 layers"):
+    with pytest.raises(SheetError, match="31 layers"):
         audit(LLAMA, text)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kvlab.configs import read_config
-from kvlab.reports import ReportError, cost_report
+from kvlab.sheet import SheetError, cost_report
 
 
 def kvlab(*arguments):
@@ -95,7 +95,7 @@ def test_cost_of_another_shape_takes_the_number_of_parameters(model):
 def test_cost_refuses_layers_that_its_formulas_do_not_cover(changes):
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,
               "num_attention_heads": 4, "num_key_value_heads": 2, **changes}  # fmt: skip
-    with pytest.raises(ReportError, match="nothing beside them"):
+    with pytest.raises(SheetError, match="nothing beside them"):
         cost_report(read_config(config), params=1e9)
 
 

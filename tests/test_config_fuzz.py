@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvlab import costs, kv_costs
+from kvlab import costs
 from kvlab.configs import DATA_DIR, model_names, read_config
 from kvlab.configs.fields import parse_config
 from kvlab.errors import KvlabError
-from kvlab.reports.kv import ask_kv, kv_report
+from kvlab.sheet import ask_kv, kv_report
 
 LONG = bool(os.environ.get("KVLAB_LONG"))
 EXAMPLES = 3_000 if LONG else 150
@@ -78,7 +78,7 @@ def check(spec) -> None:
         assert type(value) is int and 0 <= value <= 10**9
     n = 1_000
     assert costs.kv_bytes(spec, n) <= n * costs.kv_bytes_per_token(spec)
-    assert costs.kv_bytes(spec, n) >= n * kv_costs.growing_bytes_per_token(spec)
+    assert costs.kv_bytes(spec, n) >= n * costs.growing_bytes_per_token(spec)
     json.dumps(kv_report(spec, tokens=n), allow_nan=False)
 
 

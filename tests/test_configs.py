@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import costs, kv_costs
+from kvlab import costs
 from kvlab.configs import ConfigError, find_model, model_names, preset, read_config
-from kvlab.reports.kv import kv_report
+from kvlab.sheet import kv_report
 
 VALUES = json.loads((Path(__file__).parent / "model_values.json").read_text())
 
@@ -24,7 +24,7 @@ LLAMA = {
 
 
 def growing(config) -> int:
-    return kv_costs.growing_bytes_per_token(read_config(config))
+    return costs.growing_bytes_per_token(read_config(config))
 
 
 def filling(config) -> int:
@@ -250,8 +250,8 @@ def test_cfg_11_recurrent_layers_are_not_attention():
 
 def test_cfg_12_layers_that_reuse_kv():
     spec = preset("gemma-3n-e4b")
-    assert kv_costs.growing_bytes_per_token(spec) == 8_192
-    assert kv_costs.window_cap_bytes(spec) == 16_777_216
+    assert costs.growing_bytes_per_token(spec) == 8_192
+    assert costs.window_cap_bytes(spec) == 16_777_216
     assert costs.kv_bytes_per_token(spec) == 40_960
     assert {layer.shares_layer for layer in spec.layers if layer.kind == "shared"} == {18, 19}
     config = {**LLAMA, "num_kv_shared_layers": 32}
@@ -318,7 +318,7 @@ def test_cfg_17_chunked_layers():
     found = [layer.kind for layer in spec.layers]
     assert (found.count("chunked"), found.count("full")) == (36, 12)
     assert costs.kv_bytes(spec, 10_000) == 1_699_479_552
-    assert costs.kv_bytes(kv_costs.padded_to_full(spec), 10_000) == 1_966_080_000
+    assert costs.kv_bytes(costs.padded_to_full(spec), 10_000) == 1_966_080_000
     assert any("upper bound" in note for note in spec.notes)
 
 
@@ -407,7 +407,7 @@ def test_heads_that_differ_from_layer_to_layer():
     elm = {"model_type": "openelm", "num_transformer_layers": 3, "model_dim": 1280, "head_dim": 64}
     spec = read_config({**elm, "num_query_heads": [12, 12, 16], "num_kv_heads": [3, 3, 4]})
     assert [layer.num_kv_heads for layer in spec.layers] == [3, 3, 4]
-    assert kv_costs.growing_bytes_per_token(spec) == 10 * 2 * 64 * 2
+    assert costs.growing_bytes_per_token(spec) == 10 * 2 * 64 * 2
     assert any("differ from layer to layer" in note for note in spec.notes)
 
 
@@ -420,7 +420,7 @@ def test_mtp_layers_are_an_extra():
 
 def test_an_unknown_type_is_read_with_a_note():
     spec = read_config({**LLAMA, "model_type": "brand_new"})
-    assert kv_costs.growing_bytes_per_token(spec) == 131_072
+    assert costs.growing_bytes_per_token(spec) == 131_072
     assert any("brand_new" in note for note in spec.notes)
     assert not spec.is_dense_llama
     windowed = read_config({**LLAMA, "model_type": "brand_new", "sliding_window": 1024})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvlab import costs
 from kvlab.configs import preset
-from kvlab.reports import ReportError, accounting_parameters, cost_report
+from kvlab.sheet import SheetError, accounting_parameters, cost_report
 
 LLAMA = preset("llama-3-8b")
 P = 8_030_000_000
@@ -224,16 +224,16 @@ def test_coarse_and_exact_accounting_are_named():
     ],
 )
 def test_bad_input_is_a_named_error(bad):
-    with pytest.raises(ReportError, match=r"given|expected"):
+    with pytest.raises(SheetError, match=r"given|expected"):
         cost_report(LLAMA, **bad)
 
 
 def test_exact_count_refuses_what_it_does_not_count():
-    with pytest.raises(costs.NotDenseLlama, match="--params"):
+    with pytest.raises(costs.CostError, match="--params"):
         cost_report(replace(LLAMA, is_dense_llama=False), params="exact")
 
 
 def test_a_windowed_model_is_refused_not_charged_in_full():
     window = replace(LLAMA.layers[0], kind="sliding", window=64)
-    with pytest.raises(ReportError, match="sliding"):
+    with pytest.raises(SheetError, match="sliding"):
         cost_report(replace(LLAMA, layers=(window,) * 32))

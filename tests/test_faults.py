@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvlab import faults
-from kvlab.cli import main
 from kvlab.faults.detectors import check_heads
 from kvlab.faults.drift import checkpoint, compare, drift, text_ids
 from kvlab.faults.guide import field_guide_markdown, read_record
@@ -23,6 +22,7 @@ from kvlab.faults.registry import (
     watched,
 )
 from kvlab.generate import cached_generate
+from kvlab.sheet.cli import main
 
 ALL = faults.all_faults()
 EACH = pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)

@@ -8,16 +8,22 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import StaticCache
 
-from kvlab import costs, kv_costs, units
+from kvlab import costs
 from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import cache_argument, cache_of
 from kvlab.configs import model_names, preset, read_config
+from kvlab.costs import FORMATS, CostError
 from kvlab.errors import KvlabError
-from kvlab.kv_costs import KvCostError
-from kvlab.kv_formats import FORMATS, KvFormatError, storage_format
 from kvlab.paged import PagedKVCache
-from kvlab.reports.capacity import ask_capacity, capacity_report
-from kvlab.reports.kv import KvReportError, kv_report, models_report
+from kvlab.sheet import (
+    SheetError,
+    ask_capacity,
+    capacity_report,
+    kv_report,
+    models_report,
+    storage_format,
+    units,
+)
 from kvlab.specs import LayerSpec, StateSpec
 
 GIB = 2**30
@@ -34,7 +40,7 @@ def test_cost_01_kv_heads_not_query_heads():
     # every path to the number gives the same one
     spec = preset("llama-3-8b")
     assert costs.kv_bytes(spec, 1) == costs.kv_bytes_per_token(spec) == 131_072
-    assert kv_costs.sequence_bytes(spec, 7) == kv_costs.paged_kv_bytes(spec, 7, 1) == 7 * 131_072
+    assert costs.sequence_bytes(spec, 7) == costs.paged_kv_bytes(spec, 7, 1) == 7 * 131_072
 
 
 def test_cost_02_the_latent_row_is_stored_once():
@@ -45,7 +51,7 @@ def test_cost_02_the_latent_row_is_stored_once():
     written_out = kv_report(spec, layout="expanded")
     assert written_out["kv_bytes_per_token_growing"] == 4_997_120
     assert round(4_997_120 / 70_272, 1) == 71.1
-    with pytest.raises(KvReportError):
+    with pytest.raises(SheetError):
         kv_report(spec, layout="both")
 
 
@@ -70,7 +76,7 @@ def test_cost_06_fits_depends_on_the_factor_not_on_the_unit():
     assert kv == 64 * GIB
     assert kv + weights > 80 * 10**9 and kv + weights < driver
     assert units.both_bytes(kv + weights) == "78.96 GiB (84.78 GB)"
-    pool = kv_costs.pool_bytes(driver, "0.9", weights)
+    pool = costs.pool_bytes(driver, "0.9", weights)
     assert round(pool / GIB, 1) == 56.7
     assert pool // costs.kv_bytes_per_token(spec) == 464_696
     report = capacity_report(spec, driver, weights, "0.9", tokens=8_192, sequences=64)
@@ -87,16 +93,16 @@ def test_cost_12_latent_ratio_and_llama2_at_32k():
 
 
 def test_cost_14_tokens_are_no_capacity_on_hybrids():
-    tokens = kv_costs.pool_tokens(127_626, 16)
+    tokens = costs.pool_tokens(127_626, 16)
     assert tokens == 2_042_016
-    assert round(kv_costs.concurrency(tokens, 2_048), 3) == 997.078
+    assert round(costs.concurrency(tokens, 2_048), 3) == 997.078
     jamba, pool = preset("jamba-v0.1"), 20 * GIB
-    short = kv_costs.sequences_that_fit(jamba, pool, 1_024)
-    long = kv_costs.sequences_that_fit(jamba, pool, 2_048)
+    short = costs.sequences_that_fit(jamba, pool, 1_024)
+    long = costs.sequences_that_fit(jamba, pool, 2_048)
     assert short == pool // (16_056_320 + 16_384 * 1_024)
     assert long > short / 2  # the fixed part does not grow, so halving n does not double it
     uniform = preset("llama-3-8b")
-    assert kv_costs.sequences_that_fit(uniform, pool, 1_024) == 2 * kv_costs.sequences_that_fit(
+    assert costs.sequences_that_fit(uniform, pool, 1_024) == 2 * costs.sequences_that_fit(
         uniform, pool, 2_048
     )
     report = ask_capacity("jamba-v0.1", memory_bytes=80 * 10**9, weight_bytes=10**10)
@@ -110,7 +116,7 @@ def test_cost_14_tokens_are_no_capacity_on_hybrids():
     ("kv_heads", "tp", "each"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (8, 16, 1), (8, 32, 1), (1, 8, 1)]
 )
 def test_kv_heads_are_split_and_then_copied(kv_heads, tp, each):
-    assert kv_costs.rank_kv_heads(kv_heads, tp) == each
+    assert costs.rank_kv_heads(kv_heads, tp) == each
 
 
 def test_tensor_parallel_ranks():
@@ -127,8 +133,8 @@ def test_tensor_parallel_ranks():
     for tp in (0, 3, -1, True, 2.0, 64):
         with pytest.raises(KvlabError):
             kv_report(spec, tp=tp)
-    with pytest.raises(KvCostError, match="3 ranks for 8 KV heads"):
-        kv_costs.rank_kv_heads(8, 3)
+    with pytest.raises(CostError, match="3 ranks for 8 KV heads"):
+        costs.rank_kv_heads(8, 3)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +156,10 @@ def test_q8_0_of_a_latent_cache_as_a_log_reports_it():
 
 def test_blocks_must_tile_a_row():
     odd = read_config({"num_hidden_layers": 1, "hidden_size": 40, "num_attention_heads": 1})
-    with pytest.raises(KvFormatError, match="row of 40 elements"):
+    with pytest.raises(SheetError, match="row of 40 elements"):
         kv_report(odd, kv_dtype="q8_0")
     for name in ("int3", "", None, 8):
-        with pytest.raises(KvFormatError):
+        with pytest.raises(SheetError):
             storage_format(name)
 
 
@@ -162,7 +168,7 @@ def test_every_model_in_every_format_is_a_whole_number_or_a_named_error(kv_dtype
     for stem in model_names():
         try:
             report = kv_report(preset(stem), tokens=1_000, kv_dtype=kv_dtype)
-        except KvFormatError:
+        except SheetError:
             continue
         assert isinstance(report["kv_bytes"], int)
 
@@ -172,16 +178,16 @@ def test_formulas_take_symbols():
     layer = LayerSpec("full", h_kv, d_h, d_h)
     assert costs.layer_kv_bytes_per_token(layer, b) == 2 * h_kv * d_h * b
     memory, share, weights, rate = sympy.symbols("M u W r", positive=True)
-    pool = kv_costs.pool_bytes(memory, share, weights)
+    pool = costs.pool_bytes(memory, share, weights)
     assert sympy.simplify(pool - (memory * share - weights)) == 0
-    assert kv_costs.concurrency(pool / rate, n) == pool / rate / n
+    assert costs.concurrency(pool / rate, n) == pool / rate / n
 
 
 def test_growing_and_capped_parts_add_up():
     for stem in model_names():
         spec = preset(stem)
         n = 10**7  # longer than any window
-        grown = kv_costs.growing_bytes_per_token(spec) * n + kv_costs.window_cap_bytes(spec)
+        grown = costs.growing_bytes_per_token(spec) * n + costs.window_cap_bytes(spec)
         assert costs.kv_bytes(spec, n) == grown
 
 
@@ -190,9 +196,9 @@ def test_an_unknown_state_is_not_zero():
     layers = (LayerSpec("recurrent", state=(StateSpec("recurrent state", None),)), *spec.layers)
     spec = read_config({"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1})
     spec = type(spec)(**{**spec.__dict__, "layers": layers})
-    assert kv_costs.fixed_bytes_per_sequence(spec) is None
-    with pytest.raises(KvCostError):
-        kv_costs.sequence_bytes(spec, 10)
+    assert costs.fixed_bytes_per_sequence(spec) is None
+    with pytest.raises(CostError):
+        costs.sequence_bytes(spec, 10)
 
 
 # --- capacity ----------------------------------------------------------------------------------
@@ -201,12 +207,12 @@ def test_an_unknown_state_is_not_zero():
 def test_longest_context_is_the_longest():
     for stem in ("llama-3-8b", "gpt-oss-20b", "jamba-v0.1", "gemma-3-27b"):
         spec, pool, sequences = preset(stem), 10 * GIB, 8
-        longest = kv_costs.longest_context(spec, pool, sequences)
-        assert sequences * kv_costs.sequence_bytes(spec, longest) <= pool
-        assert sequences * kv_costs.sequence_bytes(spec, longest + 1) > pool
-    assert kv_costs.longest_context(preset("mistral-7b-v0.1"), 10 * GIB, 2) is None
-    assert kv_costs.longest_context(preset("mistral-7b-v0.1"), GIB, 4) == 2_048
-    assert kv_costs.longest_context(preset("jamba-v0.1"), 1_000, 4) == 0
+        longest = costs.longest_context(spec, pool, sequences)
+        assert sequences * costs.sequence_bytes(spec, longest) <= pool
+        assert sequences * costs.sequence_bytes(spec, longest + 1) > pool
+    assert costs.longest_context(preset("mistral-7b-v0.1"), 10 * GIB, 2) is None
+    assert costs.longest_context(preset("mistral-7b-v0.1"), GIB, 4) == 2_048
+    assert costs.longest_context(preset("jamba-v0.1"), 1_000, 4) == 0
 
 
 def test_capacity_advice_is_true():
@@ -275,12 +281,12 @@ def test_kvlab_allocates_what_the_formula_says(pattern, v_head_dim):
     config = {**TOY, "model_type": "toy", "layer_types": pattern, "v_head_dim": v_head_dim}
     config |= {"sliding_window": 8 if pattern else None}
     spec = read_config(config)
-    held = kv_costs.padded_to_full(spec)  # both caches hold the whole context on every layer
+    held = costs.padded_to_full(spec)  # both caches hold the whole context on every layer
     contiguous = ContiguousKVCache(spec, batch_size=3, max_len=40, dtype=torch.bfloat16)
     assert contiguous.nbytes == 3 * costs.kv_bytes(held, 40)
     if v_head_dim == 16:
         paged = PagedKVCache(spec, num_blocks=5, block_size=8, dtype=torch.float32)
-        assert paged.nbytes == kv_costs.paged_kv_bytes(held, 5 * 8, 8, 4)
+        assert paged.nbytes == costs.paged_kv_bytes(held, 5 * 8, 8, 4)
 
 
 def run(config: dict, num_tokens: int, cache=None):
@@ -344,7 +350,7 @@ def test_transformers_keeps_the_latent_row():
     config.pop("head_dim")
     spec, cache = run(config, 20)
     assert held_bytes(cache) == costs.kv_bytes(spec, 20, 4) == 4 * (16 + 8) * 20 * 4
-    written_out = kv_costs.expanded(spec)
+    written_out = costs.expanded(spec)
     assert costs.kv_bytes(written_out, 20, 4) == 4 * 4 * (8 + 8 + 12) * 20 * 4
 
 

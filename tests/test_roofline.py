@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_models import tiny_spec
 
-from kvlab import checkpoint, costs, roofline
+from kvlab import checkpoint, costs
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.configs import hardware, preset
@@ -45,10 +45,10 @@ def test_counted_flops_equal_exact_accounting_to_the_unit(model, num_new, cached
     counted = count_flops(forward(model, num_new, cached, rows))
     num_rows = num_new if rows is None else 1
     keys = num_new + (cached or 0)
-    assert counted.total == roofline.masked_forward_flops(model.spec, num_new, keys, num_rows)
+    assert counted.total == costs.masked_forward_flops(model.spec, num_new, keys, num_rows)
     masked = num_new * keys - costs.causal_pairs(num_new, keys)
     wasted = costs.attention_flops(model.spec, masked)
-    assert counted.total - wasted == roofline.forward_flops(model.spec, num_new, keys, num_rows)
+    assert counted.total - wasted == costs.forward_flops(model.spec, num_new, keys, num_rows)
     assert sum(counted.by_operator.values()) == counted.total
 
 
@@ -56,13 +56,13 @@ def test_a_cached_step_masks_nothing_and_costs_what_the_book_says():
     spec = preset("smollm2-135m")
     exact = costs.streamed_params(spec)
     for context in (1, 23, 2304):
-        step = roofline.forward_flops(spec, 1, context, 1)
+        step = costs.forward_flops(spec, 1, context, 1)
         assert step == costs.cached_step_flops(spec, exact, context)
-        assert step == roofline.masked_forward_flops(spec, 1, context, 1)
-        assert step == roofline.batch_step_flops(spec, exact, 1, context)
+        assert step == costs.masked_forward_flops(spec, 1, context, 1)
+        assert step == costs.batch_step_flops(spec, exact, 1, context)
     # the uncached step's closed form rounds the triangle s (s + 1) / 2 to s^2 / 2
     diagonal = costs.attention_flops(spec, 2304) // 2
-    assert roofline.forward_flops(spec, 2304, 2304, 2304) - diagonal == costs.uncached_step_flops(
+    assert costs.forward_flops(spec, 2304, 2304, 2304) - diagonal == costs.uncached_step_flops(
         spec, exact, 2304
     )
 
@@ -79,28 +79,28 @@ def test_streamed_bytes_are_the_bytes_of_the_matrices_held(model):
     read = sum(t.numel() * t.element_size() for i in range(len(cache.keys)) for t in cache.read(i))
     total = costs.cached_step_bytes(model.spec, streamed, 24, model.dtype.itemsize)
     assert held + read == total
-    assert roofline.batch_step_bytes(model.spec, streamed, 1, 24, model.dtype.itemsize) == total
+    assert costs.batch_step_bytes(model.spec, streamed, 1, 24, model.dtype.itemsize) == total
 
 
 def test_running_example_intensity_and_floor():
     spec, card = preset("llama-3-8b"), hardware("h100-sxm")
-    flops = roofline.batch_step_flops(spec, 8_030_000_000, 1, 2304)
-    moved = roofline.batch_step_bytes(spec, 8_030_000_000, 1, 2304)
+    flops = costs.batch_step_flops(spec, 8_030_000_000, 1, 2304)
+    moved = costs.batch_step_bytes(spec, 8_030_000_000, 1, 2304)
     assert costs.intensity(flops, moved) == pytest.approx(1.055, abs=5e-4)
     bandwidth, peak = card.bandwidth_bytes_per_second, card.peak_flops_per_second["bf16"]
-    seconds = roofline.roofline_seconds(flops, moved, peak, bandwidth)
+    seconds = costs.roofline_seconds(flops, moved, peak, bandwidth)
     assert seconds == moved / bandwidth == pytest.approx(4.884e-3, rel=1e-3)
-    assert roofline.ridge_intensity(peak, bandwidth) == pytest.approx(295.3, abs=0.1)
+    assert costs.ridge_intensity(peak, bandwidth) == pytest.approx(295.3, abs=0.1)
 
 
 def test_roofline_is_the_lower_of_two_roofs_and_meets_at_the_ridge():
     peak, bandwidth = 1e12, 1e10
-    ridge = roofline.ridge_intensity(peak, bandwidth)
-    assert roofline.attainable_flops_per_second(ridge / 4, peak, bandwidth) == peak / 4
-    assert roofline.attainable_flops_per_second(ridge * 4, peak, bandwidth) == peak
+    ridge = costs.ridge_intensity(peak, bandwidth)
+    assert costs.attainable_flops_per_second(ridge / 4, peak, bandwidth) == peak / 4
+    assert costs.attainable_flops_per_second(ridge * 4, peak, bandwidth) == peak
     for flops, moved in ((1e9, 1e9), (1e12, 1e8)):
-        seconds = roofline.roofline_seconds(flops, moved, peak, bandwidth)
-        rate = roofline.attainable_flops_per_second(flops / moved, peak, bandwidth)
+        seconds = costs.roofline_seconds(flops, moved, peak, bandwidth)
+        rate = costs.attainable_flops_per_second(flops / moved, peak, bandwidth)
         assert flops / seconds == pytest.approx(rate)
 
 
@@ -114,15 +114,15 @@ def test_cost_07_times_are_seconds_and_a_roofline_is_not_off_by_a_thousand():
 
 def test_kv_overtakes_weights_where_the_bytes_are_equal():
     spec = preset("llama-3-8b")
-    tokens = roofline.kv_weight_crossover_tokens(spec, 8_030_000_000)
+    tokens = costs.kv_weight_crossover_tokens(spec, 8_030_000_000)
     batch, context = 32, tokens / 32
     weights = costs.weight_bytes(8_030_000_000)
-    total = roofline.batch_step_bytes(spec, 8_030_000_000, batch, context)
+    total = costs.batch_step_bytes(spec, 8_030_000_000, batch, context)
     assert total == pytest.approx(2 * weights)
-    assert roofline.intensity_limit(spec, 8_030_000_000, 2304) == pytest.approx(
+    assert costs.intensity_limit(spec, 8_030_000_000, 2304) == pytest.approx(
         costs.intensity(
-            roofline.batch_step_flops(spec, 8_030_000_000, 10**9, 2304),
-            roofline.batch_step_bytes(spec, 8_030_000_000, 10**9, 2304),
+            costs.batch_step_flops(spec, 8_030_000_000, 10**9, 2304),
+            costs.batch_step_bytes(spec, 8_030_000_000, 10**9, 2304),
         ),
         rel=1e-6,
     )
@@ -132,7 +132,7 @@ def test_tokens_per_verified_step_is_the_sum_of_its_series():
     for acceptance in (0.3, 0.8):
         for drafts in (1, 4):
             series = sum(acceptance**i for i in range(drafts + 1))
-            value = roofline.tokens_per_verified_step(acceptance, drafts)
+            value = costs.tokens_per_verified_step(acceptance, drafts)
             assert math.isclose(value, series)
 
 

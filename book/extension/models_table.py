@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from html import escape
 
-from kvlab import costs, kv_costs, units
+from kvlab import costs
 from kvlab.configs import find_model
-from kvlab.reports.kv import TABLE_CONTEXTS, models_report
+from kvlab.sheet import TABLE_CONTEXTS, models_report, units
 from kvlab.specs import ModelSpec
 
 #: The column of one tensor-parallel rank: so many ranks, at this context.
@@ -75,10 +75,10 @@ def _row(row: dict) -> str:
 def _rank(spec: ModelSpec) -> tuple[str, int]:
     """What one rank keeps of one sequence; heads that cannot be shared out evenly are said so."""
     try:
-        own = kv_costs.per_rank(spec, RANKS)
-    except kv_costs.KvCostError:
+        own = costs.per_rank(spec, RANKS)
+    except costs.CostError:
         return "not divisible", -1
-    fixed = kv_costs.fixed_bytes_per_sequence(own)
+    fixed = costs.fixed_bytes_per_sequence(own)
     return _size(None if fixed is None else fixed + costs.kv_bytes(own, RANK_TOKENS))
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import kvlab
 from book.extension import models_table as models
-from kvlab import faults, units
+from kvlab import faults
 from kvlab.configs import model_names, preset
 from kvlab.faults.guide import field_guide_markdown
 from kvlab.notebook import formulas
-from kvlab.reports import cost_report
+from kvlab.sheet import cost_report, units
 
 PACKAGE = Path(kvlab.__file__).resolve().parent
 #: What a symbol stands for, in the words of the notation page.

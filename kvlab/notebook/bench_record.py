@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kvlab import units
 from kvlab.notebook.display import figure, say, table
+from kvlab.sheet import units
 from kvlab.specs import DATA_DIR
 
 Record = Mapping[str, dict]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvlab import costs, roofline
+from kvlab import costs
 from kvlab.specs import ModelSpec
 
 CONTEXT = 96  # tokens of the prefill, and context of the cached step, that are looked at
@@ -35,8 +35,8 @@ class Mistake:
 def right_answers(spec: ModelSpec) -> dict[str, int]:
     """The exact value of every quantity, for one sequence."""
     return {
-        STEP: roofline.forward_flops(spec, 1, CONTEXT, 1),
-        PREFILL: roofline.forward_flops(spec, CONTEXT, CONTEXT, 1),
+        STEP: costs.forward_flops(spec, 1, CONTEXT, 1),
+        PREFILL: costs.forward_flops(spec, CONTEXT, CONTEXT, 1),
         STREAMED: costs.streamed_params(spec),
         KEPT: costs.kv_bytes_per_token(spec),
     }
@@ -62,14 +62,14 @@ MISTAKES = (
     Mistake(
         "masked pairs charged to a causal kernel",
         PREFILL,
-        lambda spec: roofline.masked_forward_flops(spec, CONTEXT, CONTEXT, 1),
+        lambda spec: costs.masked_forward_flops(spec, CONTEXT, CONTEXT, 1),
         "the pairs that the mask keeps",
         "verl-project/verl#4959",
     ),
     Mistake(
         "output head charged at every token of a prefill",
         PREFILL,
-        lambda spec: roofline.forward_flops(spec, CONTEXT, CONTEXT, CONTEXT),
+        lambda spec: costs.forward_flops(spec, CONTEXT, CONTEXT, CONTEXT),
         "the counter",
         "pytorch/torchtitan#280",
     ),

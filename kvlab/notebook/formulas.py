@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import sympy
 from sympy.printing.jscode import JavascriptCodePrinter
 
-from kvlab import costs, roofline
+from kvlab import costs
 from kvlab.specs import LayerSpec
 
 #: Python name -> the letter of the book's notation page.
@@ -190,7 +190,7 @@ _LISTED: dict[str, tuple[Callable, ...]] = {
         costs.compute_seconds,
         costs.intensity,
     ),
-    "Roofline": roofline.LISTED,
+    "Roofline": costs.ROOFLINE_FORMULAS,
 }
 SECTIONS = {title: tuple(map(_formula, functions)) for title, functions in _LISTED.items()}
 

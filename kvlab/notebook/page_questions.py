@@ -19,11 +19,11 @@ from kvlab.notebook import require
 FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.notebook.page_questions:echo",
     "exercise": "kvlab.notebook.exercises:ask_exercise",
-    "kv": "kvlab.reports.kv:ask_kv",
-    "models": "kvlab.reports.kv:ask_models",
-    "kv_formats": "kvlab.reports.kv:ask_formats",
-    "audit": "kvlab.audit:ask_audit",
-    "capacity": "kvlab.reports.capacity:ask_capacity",
+    "kv": "kvlab.sheet:ask_kv",
+    "models": "kvlab.sheet:ask_models",
+    "kv_formats": "kvlab.sheet:ask_formats",
+    "audit": "kvlab.sheet:ask_audit",
+    "capacity": "kvlab.sheet:ask_capacity",
     "pool_trace": "kvlab.notebook.pool_lab:pool_trace",
     "schedule_trace": "kvlab.notebook.simulation:schedule_trace",
 }

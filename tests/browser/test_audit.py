@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kvlab.audit import ask_audit
 from kvlab.notebook.widgets.sheet import Audit
+from kvlab.sheet import ask_audit
 
 pytestmark = pytest.mark.browser
 

@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from kvlab import units
 from kvlab.configs import DATA_DIR, find_model, model_names
 from kvlab.notebook.widgets.sheet import Capacity
-from kvlab.reports.capacity import ask_capacity
-from kvlab.reports.kv import kv_report
+from kvlab.sheet import ask_capacity, kv_report, units
 
 pytestmark = pytest.mark.browser
 BROKEN = {

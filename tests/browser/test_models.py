@@ -8,7 +8,7 @@ import pytest
 
 from book.extension import models_table
 from kvlab.notebook.widgets import shared_css
-from kvlab.reports.kv import models_report
+from kvlab.sheet import models_report
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab import roofline
+from kvlab import costs
 from kvlab.configs import preset
 from kvlab.notebook.widgets.costs import ROOFLINE_HEAD, Roofline
-from kvlab.reports import accounting_parameters
+from kvlab.sheet import accounting_parameters
 
 pytestmark = pytest.mark.browser
 
@@ -68,7 +68,7 @@ def test_kv_overtakes_the_weights(widget_page):
     page = watched.page
     spec = preset("llama-3-8b")
     num_parameters, _ = accounting_parameters(spec, "coarse")
-    crossing = roofline.kv_weight_crossover_tokens(spec, num_parameters)
+    crossing = costs.kv_weight_crossover_tokens(spec, num_parameters)
     page.get_by_text("more weights than KV are read").wait_for()
     page.get_by_label("Batch").fill(str(int(crossing / 2304) + 1))
     page.get_by_text("more KV than weights are read").wait_for()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvlab import costs, units
+from kvlab import costs
 from kvlab.configs import preset
 from kvlab.notebook import NotebookError
 from kvlab.notebook.widgets.costs import MODELS, Shapes
+from kvlab.sheet import units
 from kvlab.specs import LayerSpec
 
 pytestmark = pytest.mark.browser

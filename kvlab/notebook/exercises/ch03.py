@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlab import costs, kv_costs
+from kvlab import costs
 from kvlab.configs import preset
 from kvlab.notebook.exercises import function, number
 
@@ -14,13 +14,13 @@ _FALSE_DIM = _RATE * (_QWEN.hidden_size // _QWEN.num_heads) // _QWEN.head_dim
 
 _N = 32_768
 _KEPT = costs.kv_bytes(_GEMMA, _N)
-_FULL = costs.kv_bytes(kv_costs.padded_to_full(_GEMMA), _N)
-_GROWN = kv_costs.growing_bytes_per_token(_GEMMA) * _N
-_CAP = kv_costs.window_cap_bytes(_GEMMA)
+_FULL = costs.kv_bytes(costs.padded_to_full(_GEMMA), _N)
+_GROWN = costs.growing_bytes_per_token(_GEMMA) * _N
+_CAP = costs.window_cap_bytes(_GEMMA)
 
 _DEEP = preset("deepseek-v3")
 _LATENT = costs.kv_bytes_per_token(_DEEP)
-_EXPANDED = costs.kv_bytes_per_token(kv_costs.expanded(_DEEP))
+_EXPANDED = costs.kv_bytes_per_token(costs.expanded(_DEEP))
 
 
 def _owners(kv_head: Callable, num_heads: int, num_kv_heads: int) -> list[int]:

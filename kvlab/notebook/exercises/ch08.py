@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from kvlab import costs, kv_costs, roofline
+from kvlab import costs
 from kvlab.configs import hardware, preset
 from kvlab.notebook.exercises import function, near, number
 
@@ -20,7 +20,7 @@ _RATE = 1 / costs.memory_seconds(_MOVED, _BANDWIDTH)
 _RATE_KV = costs.kv_bytes_per_token(_LLAMA)
 _WIDE = _RATE_KV * _LLAMA.num_heads // _LLAMA.num_kv_heads
 _ARITHMETIC = _L4.peak_flops_per_second["bf16"] / costs.cached_step_flops(_LLAMA, _P, _CONTEXT)
-_CROSSING = roofline.kv_weight_crossover_tokens(_LLAMA, _P)
+_CROSSING = costs.kv_weight_crossover_tokens(_LLAMA, _P)
 
 _random = random.Random(8)
 _TRIALS = [
@@ -42,8 +42,8 @@ def _seconds(step_seconds: Callable) -> list[float]:
 _UTILISATION, _LEN = 0.9, 8192
 _DRIVER = _H100.driver_memory_bytes
 assert _DRIVER, "8.4 asks about it"
-_POOL = kv_costs.pool_bytes(_DRIVER, _UTILISATION, _WEIGHTS)
-_FIT = kv_costs.sequences_that_fit(_LLAMA, _POOL, _LEN)
+_POOL = costs.pool_bytes(_DRIVER, _UTILISATION, _WEIGHTS)
+_FIT = costs.sequences_that_fit(_LLAMA, _POOL, _LEN)
 _EACH = _LEN * _RATE_KV
 
 EXERCISES = [

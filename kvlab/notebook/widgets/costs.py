@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import traitlets
 
-from kvlab import costs, roofline, units
+from kvlab import costs
 from kvlab.configs import hardware, hardware_names, model_names, preset
 from kvlab.notebook import require
 from kvlab.notebook.widgets import LabWidget, Twin
-from kvlab.reports import accounting_parameters
+from kvlab.sheet import accounting_parameters, units
 from kvlab.specs import LayerSpec, ModelSpec
 
 #: What a formula takes out of a model.
@@ -236,8 +236,8 @@ class Roofline(LabWidget):
             ("cached, one sequence", 1),
             (f"cached, batch {self.batch}", self.batch),
         ):
-            flops = roofline.batch_step_flops(spec, num_parameters, batch, s)
-            moved = roofline.batch_step_bytes(spec, num_parameters, batch, s, width)
+            flops = costs.batch_step_flops(spec, num_parameters, batch, s)
+            moved = costs.batch_step_bytes(spec, num_parameters, batch, s, width)
             rows.append(self._row(name, flops, moved, batch))
         return rows
 
@@ -265,7 +265,7 @@ class Roofline(LabWidget):
             for name, *cells in self.rows(step)
         ]
         num_parameters, _ = accounting_parameters(spec, "coarse")
-        crossover = roofline.kv_weight_crossover_tokens(spec, num_parameters)
+        crossover = costs.kv_weight_crossover_tokens(spec, num_parameters)
         return Twin(
             f"Decode steps under the roofs: {spec.name}, {self.dtype}, on "
             f"{hardware(self.card).name}",

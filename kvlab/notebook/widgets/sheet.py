@@ -10,12 +10,10 @@ import json
 
 import traitlets
 
-from kvlab import units
-from kvlab.audit import ask_audit
 from kvlab.configs import hardware, hardware_names, model_index, model_names, preset
-from kvlab.kv_formats import FORMATS
+from kvlab.costs import FORMATS
 from kvlab.notebook.widgets import LabWidget, Twin
-from kvlab.reports.capacity import ask_capacity
+from kvlab.sheet import ask_audit, ask_capacity, units
 from kvlab.specs import DATA_DIR
 
 #: Rows of the plan: label, and the key of the answer.
