@@ -58,9 +58,8 @@ show(Recompute(preset("smollm2-135m")))
 
 # %% tags=["hide-input"]
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.notebook.display import figure, say, table
-from kvlab.sheet import cost_report
+from kvlab.sheet import cost_report, units
 
 llama = preset("llama-3-8b")
 run = cost_report(llama, prompt=2048, decode=512)

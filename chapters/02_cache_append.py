@@ -59,9 +59,9 @@ show(CostTable())
 import torch
 
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.checkpoint import load
 from kvlab.notebook.display import figure, say, table
+from kvlab.sheet import units
 
 checkpoint = load()
 model, spec = checkpoint.model, checkpoint.spec

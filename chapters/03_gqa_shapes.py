@@ -43,9 +43,9 @@ if "google.colab" in sys.modules:
 
 # %% tags=["hide-input"]
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.configs import preset
 from kvlab.notebook.display import figure, say, table
+from kvlab.sheet import units
 
 llama = preset("llama-3-8b")
 right_rate = costs.kv_bytes_per_token(llama)

@@ -139,9 +139,9 @@ figure(
 
 # %% tags=["hide-input"]
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.configs import preset
 from kvlab.notebook.pool_waste import num_that_fit_paged, num_that_fit_reserved
+from kvlab.sheet import units
 
 llama = preset("llama-3-8b")
 slots = (64 * 2**30) // costs.kv_bytes_per_token(llama)

@@ -376,8 +376,8 @@ table(rows, "The kernel against float64, whatever the number of splits")
 
 # %%
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.kernels.reference import trace_loads
+from kvlab.sheet import units
 from kvlab.specs import LayerSpec
 
 layer = LayerSpec("full", num_kv_heads=1, key_dim=20, value_dim=20)

@@ -45,9 +45,9 @@ if "google.colab" in sys.modules:
 
 # %%
 from kvlab import costs
-from kvlab.sheet import units
 from kvlab.configs import hardware, preset
 from kvlab.notebook.display import figure, say, table
+from kvlab.sheet import units
 
 llama, card = preset("llama-3-8b"), hardware("h100-sxm")
 P = 8_030_000_000  # coarse accounting, as on the model card
@@ -116,7 +116,7 @@ assert step_seconds(flops, num_bytes, peak, bandwidth) == costs.roofline_seconds
 )
 assert flops == costs.batch_step_flops(llama, P, 1, s)
 assert num_bytes == costs.batch_step_bytes(llama, P, 1, s)
-print("by hand = kvlab.roofline")
+print("by hand = kvlab.costs")
 
 # %%
 cards = ["h100-sxm", "h100-pcie", "h200-sxm", "a100-80gb", "a100-40gb", "l4", "t4", "rtx-4090"]
@@ -472,7 +472,6 @@ say(
 # kept back: the null block, for table entries with nothing to read.
 
 # %%
-
 rows = []
 for name in ["h100-sxm", "h200-sxm", "a100-40gb", "l4", "rtx-4090"]:
     device = hardware(name)

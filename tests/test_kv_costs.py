@@ -1,5 +1,6 @@
 """KV bytes: ranks, layouts, formats, capacity; the reported faults (COST-..); what is allocated."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -116,7 +117,10 @@ def test_cost_14_tokens_are_no_capacity_on_hybrids():
     ("kv_heads", "tp", "each"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (8, 16, 1), (8, 32, 1), (1, 8, 1)]
 )
 def test_kv_heads_are_split_and_then_copied(kv_heads, tp, each):
-    assert costs.rank_kv_heads(kv_heads, tp) == each
+    spec = read_config(
+        {"num_hidden_layers": 1, "head_dim": 8, "num_key_value_heads": kv_heads}
+    )
+    assert costs.per_rank(spec, tp).layers[0].num_kv_heads == each
 
 
 def test_tensor_parallel_ranks():
@@ -134,7 +138,7 @@ def test_tensor_parallel_ranks():
         with pytest.raises(KvlabError):
             kv_report(spec, tp=tp)
     with pytest.raises(CostError, match="3 ranks for 8 KV heads"):
-        costs.rank_kv_heads(8, 3)
+        costs.per_rank(replace(spec, num_heads=24), 3)
 
 
 @pytest.mark.parametrize(

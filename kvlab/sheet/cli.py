@@ -23,15 +23,6 @@ from kvlab.sheet.audit import audit
 from kvlab.sheet.kv import SheetError, kv_report, models_report
 from kvlab.sheet.run import DEFAULT_BANDWIDTH, cost_report
 
-
-def _size(num_bytes: float | None) -> str:
-    return "not known" if num_bytes is None else units.both_bytes(num_bytes)
-
-
-def _value(value: float | None, unit: str) -> str:
-    return _size(value) if value is None or unit == "bytes" else f"{value:,.10g} {unit}"
-
-
 # --- the answers for people -------------------------------------------------------------------
 
 
@@ -53,10 +44,10 @@ def print_cost(report: dict) -> None:
         f"\nratio                    {report['ratio']:,.1f} x"
         f"\nattention share, cached  {report['attention_share']:.2%}"
         f"\nrows thrown away, last   {report['rows_discarded_last_step']:,}"
-        f"\nKV per token             {_size(report['kv_bytes_per_token'])}"
-        f"\nKV at the end            {_size(report['kv_bytes_final'])}"
-        f"\nweights read             {_size(report['weight_bytes_read'])}"
-        f"\nKV read                  {_size(report['kv_bytes_read'])}"
+        f"\nKV per token             {units.both_bytes(report['kv_bytes_per_token'])}"
+        f"\nKV at the end            {units.both_bytes(report['kv_bytes_final'])}"
+        f"\nweights read             {units.both_bytes(report['weight_bytes_read'])}"
+        f"\nKV read                  {units.both_bytes(report['kv_bytes_read'])}"
         f"\nintensity at s = {report['context_mid']:<8,}{report['intensity_mid']:.3f} FLOP/byte"
         f"\nfloor at {units.decimal_bytes(report['bandwidth_bytes_per_second'])}/s"
         f"       {units.seconds(report['floor_seconds'])},"
@@ -90,7 +81,7 @@ def print_kv(report: dict) -> None:
         ("MTP layers, extra", mtp, mtp != 0),
     ):
         if shown:
-            print(f"{label:<25}{_size(value)}")
+            print(f"{label:<25}{units.quantity(value, 'bytes')}")
     for note in report["notes"]:
         print(f"note: {note}")
 
@@ -99,9 +90,10 @@ def print_models(rows: list[dict]) -> None:
     """The table of models."""
     print(f"{'preset':<26}{'B/token growing':>16}{'while filling':>16}  at 8,192 tokens")
     for row in rows:
+        size = units.quantity(row.get("bytes_at_8192"), "bytes")
         print(
             f"{row['preset']:<26}{row['kv_bytes_per_token_growing']:>16,}"
-            f"{row['kv_bytes_per_token_filling']:>16,}  {_size(row.get('bytes_at_8192'))}"
+            f"{row['kv_bytes_per_token_filling']:>16,}  {size}"
         )
 
 
@@ -116,8 +108,8 @@ def print_audit(report: dict) -> None:
         kind = "independent" if check["independent"] else "follows from other figures"
         print(
             f"\n{check['name']}: {'agrees' if check['agrees'] else 'DOES NOT AGREE'} ({kind})\n"
-            f"  predicted  {_value(check['predicted'], check['unit'])}\n"
-            f"  reported   {_value(check['reported'], check['unit'])}\n"
+            f"  predicted  {units.quantity(check['predicted'], check['unit'])}\n"
+            f"  reported   {units.quantity(check['reported'], check['unit'])}\n"
             f"  {check['why']}"
         )
     for note in report["notes"]:

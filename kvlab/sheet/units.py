@@ -27,6 +27,13 @@ def both_bytes(num_bytes: float) -> str:
     return f"{binary_bytes(num_bytes)} ({decimal_bytes(num_bytes)})"
 
 
+def quantity(value: float | None, unit: str) -> str:
+    """Bytes side by side in both units, another unit as it is; None is "not known"."""
+    if value is None:
+        return "not known"
+    return both_bytes(value) if unit == "bytes" else f"{value:,.10g} {unit}"
+
+
 def flops(num_flops: float) -> str:
     """8.84 TFLOP."""
     return _scaled(num_flops, 1000, ("", "k", "M", "G", "T", "P", "E"), "FLOP")

@@ -52,13 +52,13 @@ def test_pasted_markup_stays_text_and_errors_are_named(widget_page):
     page.keyboard.press("Enter")
     alert = page.locator("p[role=alert]")
     page.wait_for_function("document.querySelector('p[role=alert]').textContent.length > 0")
-    assert alert.inner_text().startswith("LogError:")
+    assert alert.inner_text().startswith("SheetError:")
     page.get_by_text("Paste a config.json instead").click()
     page.get_by_role("textbox", name="config.json").fill(json.dumps({"model_type": "<b>x</b>"}))
     page.get_by_role("textbox", name="start-up log").fill("GPU KV cache size: 16 tokens\n# GPU blocks: 1")
     page.get_by_role("button", name="Check").click()
     page.wait_for_function(
-        "!document.querySelector('p[role=alert]').textContent.startsWith('LogError')"
+        "!document.querySelector('p[role=alert]').textContent.startsWith('SheetError')"
     )
     assert "Error" in alert.inner_text()
     assert page.title() != "run" and page.locator("section.kvlab b, section.kvlab img").count() == 0
