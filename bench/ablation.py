@@ -6,36 +6,73 @@ Each entry changes one thing and puts it back. Their names are the rows of the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
 
 import kvlab.attention as attention_module
-import kvlab.model as model_module
 from kvlab.attention import CachedAttention, causal_mask
 from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
-from kvlab.model import Decoder
+from kvlab.fast import FastProducts, rms_scale
+from kvlab.model import Decoder, Products
 
 
 @contextmanager
-def _replaced(module: object, **functions: Callable) -> Iterator[None]:
-    before = {name: getattr(module, name) for name in functions}
-    for name, function in functions.items():
-        setattr(module, name, function)
+def _attention(function: Callable) -> Iterator[None]:
+    """Another attention for a while."""
+    before = attention_module.attention
+    attention_module.attention = function
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(module, name, function)
+        attention_module.attention = before
 
 
-def _linear(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, weight)
+@contextmanager
+def _multiplied_by(model: Decoder, products: Products) -> Iterator[None]:
+    """The same decoder with other products for a while."""
+    owners = [model, *model.layers]
+    before = model.products
+    for owner in owners:
+        owner.products = products
+    try:
+        yield
+    finally:
+        for owner in owners:
+            owner.products = before
 
 
-def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
+class _RowMajor(FastProducts):
+    def lay_out(self, weight):
+        return weight.contiguous()
+
+
+class _Separate(FastProducts):
+    """Q, K, V, gate and up each by a product of their own."""
+
+    def __init__(self, splits: dict[int, tuple[int, ...]]) -> None:
+        self.splits = splits
+
+    def norm_project(self, weight, x, norm, eps):
+        parts = weight.split(self.splits.get(weight.shape[0], weight.shape[0]))
+        normed = x.mul(rms_scale(x, eps)).mul_(norm)
+        return torch.cat([torch.mv(part, normed) for part in parts])
+
+
+class _Linear(FastProducts):
+    """F.linear where there is a vector."""
+
+    def norm_project(self, weight, x, norm, eps):
+        return F.linear(x.mul(rms_scale(x, eps)).mul_(norm), weight)
+
+    def add_project(self, residual, weight, x):
+        return residual + F.linear(x, weight)
+
+
+class _LibraryNorm(FastProducts):
+    def norm_project(self, weight, x, norm, eps):
+        return torch.mv(weight, F.rms_norm(x, norm.shape, norm, eps))
 
 
 def _repeat(query, key, value, *, scale=None, window=None):
@@ -55,24 +92,12 @@ def _masked(query, key, value, *, scale=None, window=None):
     return out.view(batch, 1, heads, width)
 
 
-def _separate(weight: torch.Tensor, x: torch.Tensor, norm: torch.Tensor, eps: float):
-    """Q, K, V, gate and up each by a product of their own."""
-    normed = model_module.rms_norm(x, norm, eps)
-    parts = _SPLITS.get(weight.shape[0])
-    if parts is None:
-        return model_module.project(weight, normed)
-    return torch.cat([model_module.project(w, normed) for w in weight.split(parts)])
-
-
-_SPLITS: dict[int, tuple[int, ...]] = {}
-
-
 def step(model: Decoder, context: int, cache=None) -> Callable[[], object]:
     """One cached step at a context, on a cache that is filled to it."""
     spec = model.spec
     if cache is None:
         cache = ContiguousKVCache(spec, 1, context, model.dtype)
-        cache.advance(context - 1)
+        cache.length = context - 1  # as if so many tokens had been written
     attend = CachedAttention(spec, cache)
     token, position = torch.tensor([[11]]), torch.tensor([[context - 1]])
 
@@ -103,45 +128,33 @@ def variants(model: Decoder, row_major: Decoder, context: int) -> dict[str, Call
     """name -> one step. row_major is the same model with every matrix as the checkpoint has it."""
     spec = model.spec
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    _SPLITS.clear()
-    _SPLITS[q + 2 * kv] = (q, kv, kv)
-    _SPLITS[2 * spec.intermediate_size] = (spec.intermediate_size, spec.intermediate_size)
+    splits = {q + 2 * kv: (q, kv, kv), 2 * spec.intermediate_size: (spec.intermediate_size,) * 2}
     plain = step(model, context)
 
-    def with_(module: object, **functions: Callable) -> Callable[[], object]:
+    def within(change: Callable[[], AbstractContextManager[None]]) -> Callable[[], object]:
         def run() -> object:
-            with _replaced(module, **functions):
+            with change():
                 return plain()
 
         return run
 
-    def one_row_matrix(weight, x, norm, eps):
-        return _linear(weight, model_module.rms_norm(x, norm, eps))
-
-    def added(residual, weight, x):
-        return residual + model_module.project(weight, x)
+    def by(products: Products) -> Callable[[], object]:
+        return within(lambda: _multiplied_by(model, products))
 
     return {
         "all of them": plain,
-        "Q, K, V, gate and up projected separately": with_(model_module, norm_project=_separate),
+        "Q, K, V, gate and up projected separately": by(_Separate(splits)),
         "matrices stored as the checkpoint has them": step(row_major, context),
-        "F.linear in place of a matrix-vector product": with_(
-            model_module, project=_linear, norm_project=one_row_matrix, add_project=added
-        ),
-        "library norm in place of one dot product": with_(
-            model_module,
-            rms_norm=_plain_norm,
-            norm_project=lambda w, x, n, e: model_module.project(w, _plain_norm(x, n, e)),
-        ),
+        "F.linear in place of a matrix-vector product": by(_Linear()),
+        "library norm in place of one dot product": by(_LibraryNorm()),
         "cache grown by concatenation": step(
             model, context, _Concatenating(spec, context, model.dtype)
         ),
-        "K and V repeated for every query head": with_(attention_module, attention=_repeat),
-        "a mask tensor for one query": with_(attention_module, attention=_masked),
+        "K and V repeated for every query head": within(lambda: _attention(_repeat)),
+        "a mask tensor for one query": within(lambda: _attention(_masked)),
     }
 
 
 def row_major_copy(checkpoint_weights: dict[str, torch.Tensor], model: Decoder) -> Decoder:
     """The same decoder without lay_out."""
-    with _replaced(model_module, lay_out=lambda weight: weight.contiguous()):
-        return Decoder(model.spec, checkpoint_weights)
+    return Decoder(model.spec, checkpoint_weights, _RowMajor())

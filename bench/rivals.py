@@ -75,7 +75,7 @@ class Rivals:
         cache = ContiguousKVCache(model.spec, 1, context, self.dtype)
         for tensor in cache.keys + cache.values:
             tensor.normal_()
-        cache.advance(context - 1)
+        cache.length = context - 1  # as if so many had been written
         attend = CachedAttention(model.spec, cache)
         token, position = torch.tensor([[11]]), torch.tensor([[context - 1]])
 

@@ -184,8 +184,9 @@ show(
 
 # %% tags=["nbval-ignore-output"]
 # A clock: yours will differ.
-from kvlab.notebook.measure import in_turns, medians
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from kvlab.notebook.measure import in_turns, medians
 
 q = torch.randn(1, 32, 1, 128)
 k, v = torch.randn(2, 1, 8, 2048, 128)
@@ -235,8 +236,8 @@ table(rows, "The formula and the tensors of kvlab's cache, in bytes")
 # %%
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvlab.configs import read_config
 from kvlab.checkpoint import cache_of
+from kvlab.configs import read_config
 
 toy = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
        "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
@@ -502,8 +503,8 @@ table(rows, f"{llama.name} in other formats")
 # *pool* of the cache. Whether 64 sequences of 8,192 tokens fit depends on which of these figures you start from.
 
 # %% tags=["hide-input"]
-from kvlab.sheet import ask_capacity
 from kvlab.configs import hardware
+from kvlab.sheet import ask_capacity
 
 card = hardware("h100-sxm")
 load_bytes = 64 * costs.kv_bytes(llama, 8192)

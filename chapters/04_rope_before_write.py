@@ -344,8 +344,7 @@ say(
 # not take it on trust: the cached loop, with the bug switched on, against the one forward.
 
 # %%
-from kvlab.faults.drift import cached_logits, text_ids
-from kvlab.faults.drift import shifted_logits
+from kvlab.faults.drift import cached_logits, shifted_logits, text_ids
 
 ids = text_ids()[:60]
 with fault("decode_position_off_by_one"):

@@ -96,8 +96,8 @@ show(
 # that is `(block_size - 1) / 2` slots a request, whatever its length.
 
 # %%
-from kvlab.notebook.pool_waste import expected_waste_per_request
 from kvlab.notebook.display import table
+from kvlab.notebook.pool_waste import expected_waste_per_request
 
 rows = [{"memory": f"reserve {MAX_LEN}", "slots taken": f"{reserved.taken_slots:,}",
          "empty": f"{reserved.wasted_share:.1%}", "empty per request": "", "expected": ""}]
@@ -309,8 +309,7 @@ for _ in range(12):
 print(checkpoint.decode(by_hand))
 
 # %%
-from kvlab.generate import cached_generate, naive_generate
-from kvlab.generate import paged_generate
+from kvlab.generate import cached_generate, naive_generate, paged_generate
 
 naive = naive_generate(model, prompt_ids, 12)
 assert naive == cached_generate(model, prompt_ids, 12) == by_hand

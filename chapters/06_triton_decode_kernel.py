@@ -308,10 +308,8 @@ source(kernels.merge_splits, "top = tl.max", "out = (acc")
 
 # %%
 from kvlab.kernels.choose import choose_backend
-from kvlab.kernels.paged_decode import paged_decode
-from kvlab.kernels.paged_decode import kernel_device
-from kvlab.kernels.reference import paged_decode_reference
-from kvlab.kernels.reference import paged_decode_torch
+from kvlab.kernels.paged_decode import kernel_device, paged_decode
+from kvlab.kernels.reference import paged_decode_reference, paged_decode_torch
 
 backend = choose_backend()
 runs_on = kernel_device() if kernels.INTERPRETED or backend.name == "triton" else None
@@ -461,9 +459,9 @@ table(rows, f"{llama.name}, 8,192 tokens each, {a100.name}")
 # We run the real checkpoint both ways.
 
 # %%
-from kvlab.kernels.choose import KernelPagedAttention
 from kvlab.checkpoint import load, read_weights
 from kvlab.engine import Engine
+from kvlab.kernels.choose import KernelPagedAttention
 from kvlab.model import Decoder
 from kvlab.paged import PagedAttention
 
@@ -636,8 +634,7 @@ else:
 # says yes to an emulation.
 
 # %%
-from kvlab.kernels.choose import decide
-from kvlab.kernels.choose import half_dtype
+from kvlab.kernels.choose import decide, half_dtype
 
 cases = {
     "T4, small case right": ((7, 5), lambda: None),
@@ -683,8 +680,8 @@ for entry in [f for f in all_faults() if f.layer == "kernel"]:
 # with the scores 4 and 2 comes in. What is the sum now?
 
 # %%
-from kvlab.notebook.exercises import check, status
 from kvlab.kernels.paged_decode import jit, tl  # noqa: F401  for your functions
+from kvlab.notebook.exercises import check, status
 
 answer = None  # your answer here
 check("6.1", answer)

@@ -188,7 +188,7 @@ def forward(num_new, cached, rows):
     if cached is None:
         return lambda: model.forward(ids, positions, UncachedAttention(spec), rows)
     cache = ContiguousKVCache(spec, 1, start + num_new)
-    cache.advance(start)
+    cache.length = start  # as if so many had been written
     return lambda: model.forward(ids, positions, CachedAttention(spec, cache), rows)
 
 
@@ -307,7 +307,7 @@ def predicted(num_new, context, num_rows, batch=1):
 def batched(batch, context=96):
     """One cached step of `batch` sequences."""
     cache = ContiguousKVCache(spec, batch, context)
-    cache.advance(context - 1)
+    cache.length = context - 1  # as if so many had been written
     attend = CachedAttention(spec, cache)
     ids = torch.full((batch, 1), 11)
     return lambda: model.forward(ids, torch.full((batch, 1), context - 1), attend, "last")
@@ -389,8 +389,40 @@ bench_record.show_means(record, case)
 
 # %% [markdown]
 # Each row changes one thing and leaves the rest. None of them needs a compiler, and a reader finds
-# each in `kvlab/model.py`, `kvlab/cache.py` or `kvlab/attention.py` in a line or two.
+# each in `kvlab/fast.py`, `kvlab/cache.py` or `kvlab/attention.py` in a line or two.
 #
+# ### The same products twice
+#
+# Chapter 1's decoder multiplies as one writes it on paper: `kvlab/model.py`, class `Products`. What
+# `load()` gives you has `FastProducts` instead, from `kvlab/fast.py`, chosen once when the decoder is
+# made. One token is a vector there, so a product is a matrix-vector product. A matrix lies in memory
+# along its longer side, because long unbroken runs read fastest. And the norm's one factor and the
+# residual ride along in the product's call. By hand, for the first projection of layer 0:
+
+# %%
+from kvlab.model import rms_norm
+
+layer = model.layers[0]
+x = model.embed_tokens[11]  # one token's hidden state, [d]
+on_paper = torch.nn.functional.linear(rms_norm(x, layer.input_norm, layer.eps), layer.qkv_proj)
+
+factor = float((x @ x / len(x) + layer.eps) ** -0.5)  # 1 / rms(x): one number for the row
+in_one_call = torch.addmv(
+    torch.zeros(len(on_paper)), layer.qkv_proj, x * layer.input_norm, beta=0, alpha=factor
+)
+print("the same row of Q, K and V:", torch.allclose(on_paper, in_one_call, atol=1e-4))
+
+# %%
+from kvlab.checkpoint import read_weights
+from kvlab.generate import cached_generate
+from kvlab.model import Decoder
+
+plain = Decoder(spec, read_weights(checkpoint.folder))
+ids = checkpoint.encode("The capital of France is")
+same = cached_generate(plain, ids, 12) == cached_generate(model, ids, 12)
+print(type(plain.products).__name__, "and", type(model.products).__name__, "write the same:", same)
+
+# %% [markdown]
 # Against the context both grow, by little beside the weights:
 
 # %% tags=["hide-input"]
@@ -472,6 +504,8 @@ say(
 # kept back: the null block, for table entries with nothing to read.
 
 # %%
+from kvlab import costs
+
 rows = []
 for name in ["h100-sxm", "h200-sxm", "a100-40gb", "l4", "rtx-4090"]:
     device = hardware(name)
@@ -549,6 +583,7 @@ table(rows, "The start-up log, recomputed")
 
 # %%
 from dataclasses import replace
+
 from kvlab.sheet import storage_format
 from kvlab.specs import LayerSpec
 

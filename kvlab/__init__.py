@@ -1,18 +1,58 @@
-"""kvlab: a decode loop and its KV cache.
+"""kvlab: a decode loop and its KV cache, small enough to read in an evening.
 
-The path from a cost to an engine is small enough to read in an evening. In this order:
+`import kvlab.engine` loads the files of the first four lists and no others. In reading order:
 
-    specs, costs                            the nouns, and every formula once
-    rope, cache, attention, model           one forward, and what it keeps
-    generate                                the loops of chapters 1 and 2
-    sequence, slots, blocks, block_tables   bookkeeping of paged memory, no torch
-    paged_cache, paged_attention            the same, in tensors
-    schedule, scheduler, batch              who runs in a step, and as what
-    engine                                  the step, around and around
-    kernels/paged_decode                    attention over blocks, in Triton
+    errors          the named errors, raised where input comes in from outside (the "doors")
+    specs           a model's shape: layers, heads, widths, rotation settings
 
-Everything else hangs off that path: the config reader (configs/), the real weights (checkpoint/),
-answers for the command line and the widgets (reports/, audit/), faults/, exercises/, widgets/.
+One forward, and what it makes:
+
+    rope            positions; the angles, one function for each rotation rule (RULES); rotate Q, K
+    attention       softmax over contiguous K and V: the reference that all else is held to
+    model           the decoder: weights and matrix products. It owns no cache: in each layer it
+                    calls attend(layer, q, k, v), which the caller brings
+
+Memory in blocks of some tokens each. First the bookkeeping, without a tensor:
+
+    blocks          BlockPool hands out block ids: free list, reference counts, and the map by
+                    which a full block is found by a hash of all tokens up to its end. Its method
+                    release_order decides what is evicted first. slot_of: position -> slot, the
+                    place of one token in the pool
+    request         Request: its tokens, its counters, its block table
+    tables          BlockManager moves requests through the pool: room for the next tokens, a copy
+                    where a shared block is written, prefixes found again, full blocks published
+    paged           PagedKVCache: the tensors of K and V and how their numbers are stored (write by
+                    slot, read by block table), and PagedAttention, an `attend` over it
+
+Many requests, one forward a step:
+
+    scheduler       tokens known - tokens computed, cut to the step's budget (so long prompts run
+                    in chunks) and to free blocks; who waits, and why; who is preempted
+    batch           the chosen tokens of all requests in one flat row, and lists to find them again
+    sampling        logits -> tokens; guesses (drafts) made from the text, and verified
+    kernels         only its __init__, which picks the attention for this device: PagedAttention,
+                    or on a GPU the Triton kernel from the folder kernels/, loaded when picked
+    engine          Engine.step(): schedule, prepare, execute, sample, update
+
+So one step goes: engine asks scheduler, which takes blocks through tables; batch lays the row;
+engine's ModelRunner runs model over it, whose attend is paged (write K and V, read them back);
+sampling picks tokens; scheduler books them, and tables publishes blocks that are full now.
+
+Where to add something: another eviction rule is a subclass of BlockPool with its release_order; a
+rotation rule is a function in rope.RULES; a format of K and V is a PagedKVCache that stores and
+reads another way, and its bytes in costs; a scheduling policy is a subclass of Scheduler.
+
+Also core, but no part of the engine:
+
+    costs           every formula of the book, once: FLOPs, bytes, seconds; bytes of each KV format
+    cache           the contiguous cache of chapter 2, and one grown by concatenation, to compare
+    generate        the loops of chapters 1 to 5: naive (no cache), cached, padded, paged
+    fast            quicker matrix products for one token on a CPU, given to model when it is made
+    integrity       what must hold around every step; tests and chapters look, the engine never
+
+Wings, which the core never imports: configs/ reads any config.json, checkpoint/ loads real
+weights, sheet/ is the calculator and the command line, faults/ are known bugs to switch on,
+notebook/ is what chapters and pages show.
 """
 
 __version__ = "0.1.0"

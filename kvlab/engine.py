@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from kvlab.batch import Batch, build_batch
 from kvlab.blocks import BlockPool
-from kvlab.errors import RequestError
+from kvlab.errors import RequestError, whole
 from kvlab.kernels import choose_backend
 from kvlab.model import Decoder
 from kvlab.paged import PagedAttention, PagedKVCache, table_rows
@@ -376,9 +376,9 @@ def context_limit(model: Decoder, asked: int | None) -> int | None:
     """
     ends = [model.spec.max_position_embeddings, model.rope.limit]
     limit = min((end for end in ends if end is not None), default=None)
-    if asked is None or limit is None:
-        return limit if asked is None else asked
-    if asked > limit:
+    if asked is None:
+        return limit
+    if limit is not None and whole("max_model_len", asked, 1) > limit:
         raise RequestError(
             f"max_model_len={asked}; expected at most {limit}, the context length of "
             f"{model.spec.name}: its positions end there. Leave max_model_len out, or make it "

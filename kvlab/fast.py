@@ -1,6 +1,6 @@
 """The products of a decoder's layer for one token on a CPU: the same numbers in fewer reads.
 
-    model = Decoder(spec, weights, products=fast.products_for(weights_dtype, device))
+    model = Decoder(spec, weights, products_for(device))      # what kvlab.checkpoint.load() does
 
 A step of one token reads every weight once and does little else, so what counts is how the
 weights lie and how often a call starts. Three things are done differently than on paper, and
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from kvlab.model import Products, rms_norm
 
 
-def products_for(dtype: torch.dtype, device: torch.device | str) -> Products:
-    """What a decoder of this dtype decodes fastest with on this device."""
+def products_for(device: torch.device | str) -> Products:
+    """What a decoder decodes fastest with on this device."""
     return FastProducts() if torch.device(device).type == "cpu" else Products()
 
 

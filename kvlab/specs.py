@@ -1,7 +1,7 @@
 """The nouns of the cost model: one layer, one model, one machine.
 
-Nothing here computes a cost and nothing reads a file format: `configs.py` turns a
-Hugging Face config.json into a ModelSpec, `costs.py` turns a ModelSpec into numbers.
+Nothing here computes a cost and nothing reads a file format: `kvlab.configs` turns a
+Hugging Face config.json into a ModelSpec, `kvlab.costs` turns a ModelSpec into numbers.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from small_models import tiny_spec
 
 from bench import ablation, llamacpp, record
 from bench.cases import timed
+from kvlab.fast import products_for
 from kvlab.model import Decoder, random_weights
 from kvlab.notebook import bench_record
 from kvlab.notebook.bench_record import recorded, recorded_processors
@@ -20,7 +21,7 @@ from kvlab.rope import interleave_permutation
 @pytest.fixture(scope="module")
 def models():
     weights = random_weights(tiny_spec())
-    model = Decoder(tiny_spec(), weights)
+    model = Decoder(tiny_spec(), weights, products_for("cpu"))
     return model, ablation.row_major_copy(weights, model)
 
 

@@ -13,7 +13,7 @@ from kvlab import costs
 from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import cache_argument, cache_of
 from kvlab.configs import model_names, preset, read_config
-from kvlab.costs import FORMATS, CostError
+from kvlab.costs import FORMATS
 from kvlab.errors import KvlabError
 from kvlab.paged import PagedKVCache
 from kvlab.sheet import (
@@ -117,9 +117,8 @@ def test_cost_14_tokens_are_no_capacity_on_hybrids():
     ("kv_heads", "tp", "each"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (8, 16, 1), (8, 32, 1), (1, 8, 1)]
 )
 def test_kv_heads_are_split_and_then_copied(kv_heads, tp, each):
-    spec = read_config(
-        {"num_hidden_layers": 1, "head_dim": 8, "num_key_value_heads": kv_heads}
-    )
+    layer = LayerSpec("full", kv_heads, 128, 128)
+    spec = replace(preset("llama-3-8b"), layers=(layer,))
     assert costs.per_rank(spec, tp).layers[0].num_kv_heads == each
 
 
@@ -137,8 +136,10 @@ def test_tensor_parallel_ranks():
     for tp in (0, 3, -1, True, 2.0, 64):
         with pytest.raises(KvlabError):
             kv_report(spec, tp=tp)
-    with pytest.raises(CostError, match="3 ranks for 8 KV heads"):
-        costs.per_rank(replace(spec, num_heads=24), 3)
+    odd = replace(spec, num_heads=24)
+    assert "3 ranks for 8 KV heads" in costs.why_not_split(odd, 3)
+    with pytest.raises(SheetError, match="3 ranks for 8 KV heads"):
+        kv_report(odd, tp=3)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,8 @@ def test_an_unknown_state_is_not_zero():
     spec = read_config({"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1})
     spec = type(spec)(**{**spec.__dict__, "layers": layers})
     assert costs.fixed_bytes_per_sequence(spec) is None
-    with pytest.raises(CostError):
-        costs.sequence_bytes(spec, 10)
+    with pytest.raises(SheetError, match="no known size"):
+        capacity_report(spec, GIB, 0)
 
 
 # --- capacity ----------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from kvlab import checkpoint, costs
 from kvlab.attention import CachedAttention, CountingAttention, UncachedAttention
 from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
 from kvlab.errors import WeightError
+from kvlab.fast import products_for
+from kvlab.generate import cached_generate
 from kvlab.model import Decoder, random_weights
 from kvlab.specs import RopeSpec
 
@@ -254,3 +256,35 @@ def test_parameters_held_equal_the_formula():
 def test_layers_that_rotate_differently_are_refused():
     with pytest.raises(WeightError, match="rotates"):
         Decoder.random(tiny_spec(rope_local=RopeSpec(1_000.0, 8)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.1)]
+)
+def test_fast_products_give_the_logits_of_the_plain_ones(shape, dtype, atol):
+    """A prompt, one token at a time after it, a chunk, and two rows at once."""
+    spec = tiny_spec(**SHAPES[shape])
+    plain = Decoder.random(spec, 1, dtype)
+    fast = Decoder.random(spec, 1, dtype, products_for("cpu"))
+    assert type(fast.products) is not type(plain.products)
+    for sizes, batch in (((5, 1, 1, 3, 1), 1), ((4, 1, 1), 2)):
+        logits = []
+        for model in (plain, fast):
+            cache = ContiguousKVCache(spec, batch, sum(sizes), dtype)
+            attend, start, rows = CachedAttention(spec, cache), 0, []
+            for size in sizes:
+                ids = (torch.arange(batch * size).view(batch, size) * 7 + start) % spec.vocab_size
+                positions = torch.arange(start, start + size).expand(batch, -1)
+                rows.append(model.forward(ids, positions, attend, rows="last"))
+                cache.advance(size)
+                start += size
+            logits.append(torch.stack(rows))
+        torch.testing.assert_close(logits[0], logits[1], atol=atol, rtol=0)
+
+
+def test_fast_products_write_the_same_text_on_the_checkpoint(real):
+    plain = Decoder(real.spec, checkpoint.read_weights(real.folder))
+    for prompt in PROMPTS[:2]:
+        ids = real.encode(prompt)
+        assert cached_generate(plain, ids, 24) == cached_generate(real.model, ids, 24)

@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from kvlab.checkpoint.download import CheckpointError, fetch, read_stamp
 from kvlab.checkpoint.transformers_api import cache_argument, cache_of, layer_key, load_with
 from kvlab.configs import read_config
+from kvlab.fast import products_for
 from kvlab.model import Decoder
 from kvlab.specs import ModelSpec
 
@@ -119,7 +120,7 @@ def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpo
     stamp = read_stamp(folder)
     return Checkpoint(
         spec=spec,
-        model=Decoder(spec, weights),
+        model=Decoder(spec, weights, products_for("cpu")),
         tokenizer=tokenizer,
         source=stamp["source"] if stamp else f"the weights in the folder {folder.name}",
         folder=folder,

@@ -20,8 +20,6 @@ FUNCTIONS: dict[str, str] = {
     "echo": "kvlab.notebook.page_questions:echo",
     "exercise": "kvlab.notebook.exercises:ask_exercise",
     "kv": "kvlab.sheet:ask_kv",
-    "models": "kvlab.sheet:ask_models",
-    "kv_formats": "kvlab.sheet:ask_formats",
     "audit": "kvlab.sheet:ask_audit",
     "capacity": "kvlab.sheet:ask_capacity",
     "pool_trace": "kvlab.notebook.pool_lab:pool_trace",

@@ -1,34 +1,45 @@
-"""The calculator: what a run costs, what a cache holds, what fits, what an engine's log says.
+"""The calculator: what a model's cache holds, what a run costs, whether an engine's log is right.
 
-    cost_report(spec, prompt, decode)    FLOPs, bytes and time floor of a run
-    kv_report(spec, tokens)              what one rank keeps for its sequences
-    models_report()                      the table of all models
-    capacity_report(spec, memory, ...)   what fits on a card, and what to change where it does not
-    audit(spec, log_text)                a start-up log against the prediction
-    ask_...(model=, config=)             the same for a page: a preset's name or a pasted config
+    from kvlab.sheet import kv_report, cost_report, capacity_report, audit
 
-Plain JSON values in and out, standard library only: the command line (cli), the widgets and the
-rendered pages give the same answer, or the same named error. `units` writes numbers for people.
+    kv_report(spec)            bytes of a model's cache; models_report() of every preset's
+    capacity_report(spec, ..)  what fits on a card, and what to change where it does not
+    cost_report(spec)          FLOPs, bytes and time floor of n decode forwards
+    audit(spec, log_text)      an engine's start-up log against the prediction
+    ask_kv, ask_capacity, ask_audit    the same for names and pasted text, as a page asks
+
+Answers are dicts of plain JSON values. Whatever cannot be answered is a SheetError (a config that
+cannot be read is the reader's ConfigError). `kvlab.sheet.cli` is the command line. Everything here
+uses the standard library alone, so that it also runs inside the rendered page.
 """
 
-from kvlab.sheet.audit import ask_audit, audit
+from kvlab.sheet import units
+from kvlab.sheet.checks import ask_audit, audit
 from kvlab.sheet.kv import (
     TABLE_CONTEXTS,
     SheetError,
     ask_capacity,
-    ask_formats,
     ask_kv,
-    ask_models,
     capacity_report,
     kv_report,
     models_report,
     storage_format,
 )
-from kvlab.sheet.logs import read_log
 from kvlab.sheet.run import DEFAULT_BANDWIDTH, accounting_parameters, cost_report
 
 __all__ = [
-    "DEFAULT_BANDWIDTH", "TABLE_CONTEXTS", "SheetError", "accounting_parameters", "ask_audit",
-    "ask_capacity", "ask_formats", "ask_kv", "ask_models", "audit", "capacity_report",
-    "cost_report", "kv_report", "models_report", "read_log", "storage_format",
-]  # fmt: skip
+    "DEFAULT_BANDWIDTH",
+    "TABLE_CONTEXTS",
+    "SheetError",
+    "accounting_parameters",
+    "ask_audit",
+    "ask_capacity",
+    "ask_kv",
+    "audit",
+    "capacity_report",
+    "cost_report",
+    "kv_report",
+    "models_report",
+    "storage_format",
+    "units",
+]

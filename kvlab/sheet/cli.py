@@ -19,7 +19,7 @@ from kvlab.configs import find_model
 from kvlab.costs import FORMATS
 from kvlab.errors import KvlabError
 from kvlab.sheet import units
-from kvlab.sheet.audit import audit
+from kvlab.sheet.checks import audit
 from kvlab.sheet.kv import SheetError, kv_report, models_report
 from kvlab.sheet.run import DEFAULT_BANDWIDTH, cost_report
 
@@ -44,10 +44,10 @@ def print_cost(report: dict) -> None:
         f"\nratio                    {report['ratio']:,.1f} x"
         f"\nattention share, cached  {report['attention_share']:.2%}"
         f"\nrows thrown away, last   {report['rows_discarded_last_step']:,}"
-        f"\nKV per token             {units.both_bytes(report['kv_bytes_per_token'])}"
-        f"\nKV at the end            {units.both_bytes(report['kv_bytes_final'])}"
-        f"\nweights read             {units.both_bytes(report['weight_bytes_read'])}"
-        f"\nKV read                  {units.both_bytes(report['kv_bytes_read'])}"
+        f"\nKV per token             {units.amount(report['kv_bytes_per_token'])}"
+        f"\nKV at the end            {units.amount(report['kv_bytes_final'])}"
+        f"\nweights read             {units.amount(report['weight_bytes_read'])}"
+        f"\nKV read                  {units.amount(report['kv_bytes_read'])}"
         f"\nintensity at s = {report['context_mid']:<8,}{report['intensity_mid']:.3f} FLOP/byte"
         f"\nfloor at {units.decimal_bytes(report['bandwidth_bytes_per_second'])}/s"
         f"       {units.seconds(report['floor_seconds'])},"
@@ -81,7 +81,7 @@ def print_kv(report: dict) -> None:
         ("MTP layers, extra", mtp, mtp != 0),
     ):
         if shown:
-            print(f"{label:<25}{units.quantity(value, 'bytes')}")
+            print(f"{label:<25}{units.amount(value)}")
     for note in report["notes"]:
         print(f"note: {note}")
 
@@ -90,10 +90,9 @@ def print_models(rows: list[dict]) -> None:
     """The table of models."""
     print(f"{'preset':<26}{'B/token growing':>16}{'while filling':>16}  at 8,192 tokens")
     for row in rows:
-        size = units.quantity(row.get("bytes_at_8192"), "bytes")
         print(
             f"{row['preset']:<26}{row['kv_bytes_per_token_growing']:>16,}"
-            f"{row['kv_bytes_per_token_filling']:>16,}  {size}"
+            f"{row['kv_bytes_per_token_filling']:>16,}  {units.amount(row.get('bytes_at_8192'))}"
         )
 
 
@@ -108,8 +107,8 @@ def print_audit(report: dict) -> None:
         kind = "independent" if check["independent"] else "follows from other figures"
         print(
             f"\n{check['name']}: {'agrees' if check['agrees'] else 'DOES NOT AGREE'} ({kind})\n"
-            f"  predicted  {units.quantity(check['predicted'], check['unit'])}\n"
-            f"  reported   {units.quantity(check['reported'], check['unit'])}\n"
+            f"  predicted  {units.amount(check['predicted'], check['unit'])}\n"
+            f"  reported   {units.amount(check['reported'], check['unit'])}\n"
             f"  {check['why']}"
         )
     for note in report["notes"]:
@@ -214,14 +213,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if given.command == "faults":
             # The registry imports torch. Run as a program, it costs the other commands nothing.
-            return runpy.run_module("kvlab.faults")["main"](["--json"] if given.json else [])
-        report: Any = given.answer(given)
-        if given.json:
-            print(json.dumps(report, indent=2))
+            status = runpy.run_module("kvlab.faults")["main"](["--json"] if given.json else [])
         else:
-            given.text(report)
+            report: Any = given.answer(given)
+            if given.json:
+                print(json.dumps(report, indent=2))
+            else:
+                given.text(report)
+            status = 1 if given.command == "audit" and not report["agrees"] else 0
         sys.stdout.flush()
-        return 1 if given.command == "audit" and not report["agrees"] else 0
+        return status
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

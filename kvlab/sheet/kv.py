@@ -71,6 +71,15 @@ def storage_format(name: str) -> StorageFormat:
     return FORMATS[key]
 
 
+def one_rank(spec: ModelSpec, tp: int) -> ModelSpec:
+    """The model as one of tp ranks stores it. Raises SheetError where they cannot share it."""
+    whole = isinstance(tp, int) and not isinstance(tp, bool)
+    require(whole, f"tensor parallel: given {tp!r}; expected a whole number")
+    problem = costs.why_not_split(spec, tp)
+    require(problem is None, f"tensor parallel: {problem}")
+    return costs.per_rank(spec, tp)
+
+
 def require_whole_blocks(spec: ModelSpec, storage: StorageFormat) -> None:
     """Refuse a block-scaled format whose blocks do not tile a layer's row of K or of V."""
     for _, layer in spec.layer_groups:
@@ -92,7 +101,7 @@ def stored_model(
     spec = costs.with_mtp(spec) if mtp else spec
     spec = costs.expanded(spec) if layout == "expanded" else spec
     require_whole("tp", tp, 1, 65_536)
-    spec = costs.per_rank(spec, tp)
+    spec = one_rank(spec, tp)
     storage = storage_format(kv_dtype)
     require_whole_blocks(spec, storage)
     return spec, storage
@@ -156,11 +165,11 @@ def kv_report(
             "kv_bytes_if_padded_to_full": batch * padded,
             "kv_bytes_per_token_if_sized_from_query_heads": from_query_heads,
             "kv_bytes_per_token_if_expanded": costs.kv_bytes_per_token(
-                costs.per_rank(costs.expanded(spec), tp), width
+                one_rank(costs.expanded(spec), tp), width
             ),
             "mtp_kv_bytes_per_token": sum(
                 costs.layer_kv_bytes_per_token(layer, width)
-                for layer in costs.per_rank(spec, tp).mtp_layers
+                for layer in one_rank(spec, tp).mtp_layers
             ),
             **{name: getattr(spec, name) for name in SHAPE},
             "layer_runs": layer_runs(spec),
@@ -258,6 +267,10 @@ def capacity_report(
     share = _share(utilisation)
     stored, storage = stored_model(spec, kv_dtype, tp)
     width = storage.bytes_per_element
+    require(
+        costs.fixed_bytes_per_sequence(stored) is not None,
+        f"{spec.name}: its recurrent state has no known size; add its keys to the config",
+    )
 
     def weights_and_pool(tp: int) -> tuple[int, int]:
         weights = -(-weight_bytes // tp)
@@ -267,7 +280,7 @@ def capacity_report(
         """Would it fit in this format on so many cards? False where that cannot be split."""
         try:
             other, storage = stored_model(spec, kv_dtype, tp)
-        except KvlabError:
+        except SheetError:
             return False
         each = costs.sequence_bytes(other, tokens, storage.bytes_per_element)
         return weights_and_pool(tp)[1] >= sequences * each
@@ -348,19 +361,6 @@ def _weight_bytes_of(spec: ModelSpec, model: str | None) -> int:
 def ask_kv(model: str | None = None, config: str | None = None, **settings: Any) -> dict:
     """`kv_report` of a preset's name or of pasted config.json text."""
     return kv_report(asked_model(model, config), **settings)
-
-
-def ask_models() -> list[dict]:
-    """The models table."""
-    return models_report()
-
-
-def ask_formats() -> list[dict]:
-    """The storage formats: name, bytes per element, note."""
-    return [
-        {"name": f.name, "bytes_per_element": float(f.bytes_per_element), "note": f.note}
-        for f in FORMATS.values()
-    ]
 
 
 def ask_capacity(

@@ -88,8 +88,9 @@ def _figure(text: str, scale: int, line: str) -> Figure:
 
 
 def _line_of(match: re.Match) -> str:
-    before, after = match.string[: match.end()], match.string[match.end() :]
-    return (before[before.rfind("\n", 0, match.start()) + 1 :] + after.partition("\n")[0]).strip()
+    text, start = match.string, match.string.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
+    return text[start : end if end >= 0 else None].strip()
 
 
 #: What shows that several ranks of one engine wrote the log.

@@ -27,8 +27,8 @@ def both_bytes(num_bytes: float) -> str:
     return f"{binary_bytes(num_bytes)} ({decimal_bytes(num_bytes)})"
 
 
-def quantity(value: float | None, unit: str) -> str:
-    """Bytes side by side in both units, another unit as it is; None is "not known"."""
+def amount(value: float | None, unit: str = "bytes") -> str:
+    """A figure with its unit, bytes as `both_bytes`; "not known" for None."""
     if value is None:
         return "not known"
     return both_bytes(value) if unit == "bytes" else f"{value:,.10g} {unit}"

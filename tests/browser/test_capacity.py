@@ -76,7 +76,7 @@ def test_pasted_configs_give_what_the_command_line_gives(widget_page, tmp_path):
         assert status == 2
         if text[:1] in "{[":
             assert complaint.strip() == f"kvlab: {error['message']}"
-        assert error["name"] in ("ConfigError", "SheetError", "CostError")
+        assert error["name"] in ("ConfigError", "SheetError")
     watched.check()
 
 

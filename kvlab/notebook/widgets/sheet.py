@@ -118,10 +118,16 @@ class Audit(LabWidget):
         rows = [
             (
                 check["name"],
-                *(units.quantity(check[side], check["unit"]) for side in ("predicted", "reported")),
+                *(_shown(check[side], check["unit"]) for side in ("predicted", "reported")),
                 *("yes" if check[key] else "no" for key in ("agrees", "independent")),
             )
             for check in self.answer["checks"]
         ]
         head = ("check", "predicted", "reported", "agrees", "independent")
         return Twin(f"{self.answer['engine']} log, {self.answer['model']}", head, rows)
+
+
+def _shown(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not known"
+    return units.both_bytes(value) if unit == "bytes" else f"{value:,.10g} {unit}"
