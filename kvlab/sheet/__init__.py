@@ -8,9 +8,10 @@
     audit(spec, log_text)      an engine's start-up log against the prediction
     ask_kv, ask_capacity, ask_audit    the same for names and pasted text, as a page asks
 
-Answers are dicts of plain JSON values. Whatever cannot be answered is a SheetError (a config that
-cannot be read is the reader's ConfigError). `kvlab.sheet.cli` is the command line. Everything here
-uses the standard library alone, so that it also runs inside the rendered page.
+Answers are dicts of plain JSON values. Whatever cannot be answered is a SheetError; a model that a
+formula does not cover is the formula's CostError, a config that cannot be read the reader's
+ConfigError. `kvlab.sheet.cli` is the command line. Everything here uses the standard library alone,
+so that it also runs inside the rendered page.
 """
 
 from kvlab.sheet import units
