@@ -86,7 +86,7 @@ def require_whole_blocks(spec: ModelSpec, storage: StorageFormat) -> None:
 def stored_model(
     spec: ModelSpec, kv_dtype: str, tp: int, layout: str = "latent", mtp: bool = False
 ) -> tuple[ModelSpec, StorageFormat]:
-    """(the model as one rank stores it, its format). SheetError or CostError where it cannot be so."""
+    """(the model as one rank stores it, its format), or a SheetError or CostError."""
     known = layout in ("latent", "expanded")
     require(known, f"layout: given {layout!r}; expected latent or expanded")
     spec = costs.with_mtp(spec) if mtp else spec
