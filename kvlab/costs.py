@@ -2,7 +2,8 @@
 
 Plain arithmetic on a ModelSpec, from simple to composed. Whole numbers give exact integers; SymPy
 symbols give formulas, from which `formulas.py` prints the LaTeX of the pages and the JavaScript of
-the widgets. A formula trusts its caller: what a reader typed is checked where it is read.
+the widgets. A formula trusts its caller with numbers, which are checked where a reader types them;
+what depends on the model, and would give a wrong number in silence, is a CostError.
 
 Conventions (the running example is Llama-3-8B, p = 2048, n = 512):
 - prefill samples the first output; n decode forwards follow; at step t = 1..n the processed
@@ -19,10 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from kvlab.errors import KvlabError
 from kvlab.specs import LayerSpec, ModelSpec
 
 #: Layer kinds that put K and V of their own into the cache, one row per token.
 CACHING_KINDS = ("full", "sliding", "chunked", "latent")
+
+
+class CostError(KvlabError):
+    """A model that the asked cost is not worked out for, or that cannot be split so."""
 
 
 def _divide(numerator, denominator: int):
@@ -64,7 +70,11 @@ def streamed_params(spec: ModelSpec):
 
     The input embedding is gathered, not streamed; a tied matrix is streamed once, as the head.
     """
-    assert spec.is_dense_llama, f"{spec.name}: counted for a dense Llama-shaped decoder only"
+    if not spec.is_dense_llama:
+        raise CostError(
+            f"{spec.name} ({spec.model_type}): the parameters can be counted from the config of a "
+            f"dense Llama-shaped decoder only; give the number that a token uses (--params 8.03e9)"
+        )
     per_layer = (
         qkv_params_per_layer(spec) + output_params_per_layer(spec) + mlp_params_per_layer(spec)
     )
@@ -356,28 +366,17 @@ def padded_to_full(spec: ModelSpec) -> ModelSpec:
     return _each(spec, lambda layer: replace(layer, window=None))
 
 
-def why_not_split(spec: ModelSpec, ranks: int) -> str | None:
-    """Why so many tensor-parallel ranks cannot hold the model; None where they can."""
-    if ranks < 1 or (spec.num_heads and spec.num_heads % ranks):
-        return f"given {ranks} ranks; expected a divisor of the {spec.num_heads} query heads"
-    for layer in spec.layers + spec.mtp_layers:
-        heads = layer.num_kv_heads
-        if heads and max(heads, ranks) % min(heads, ranks):
-            return (
-                f"given {ranks} ranks for {heads} KV heads; expected one to divide the other, so "
-                "that heads are split evenly or copied whole"
-            )
-    return None
-
-
 def per_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
-    """The model as one of so many tensor-parallel ranks stores it.
+    """The model as one of so many tensor-parallel ranks stores it, or a CostError.
 
     KV heads are split, or copied where there are more ranks than heads. A latent (MLA) row belongs
     to every head at once, so each rank keeps all of it. A recurrent state is split by its heads.
     """
-    problem = why_not_split(spec, ranks)
-    assert problem is None, problem
+    if ranks == 1:
+        return spec
+    if ranks < 1 or (spec.num_heads and spec.num_heads % ranks):
+        expected = f"a divisor of the {spec.num_heads} query heads"
+        raise CostError(f"tensor parallel: given {ranks} ranks; expected {expected}")
 
     def share(layer: LayerSpec) -> LayerSpec:
         state = tuple(
@@ -386,7 +385,13 @@ def per_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
         )
         if layer.kind == "latent":
             return replace(layer, state=state, expanded=layer.expanded and share(layer.expanded))
-        heads = layer.num_kv_heads and max(1, layer.num_kv_heads // ranks)
+        heads = layer.num_kv_heads
+        if heads and max(heads, ranks) % min(heads, ranks):
+            raise CostError(
+                f"tensor parallel: given {ranks} ranks for {heads} KV heads; expected one to "
+                "divide the other, so that heads are split evenly or copied whole"
+            )
+        heads = heads and max(1, heads // ranks)
         return replace(layer, num_kv_heads=heads, state=state)
 
     return _each(spec, share)
@@ -428,20 +433,20 @@ def bytes_per_token_from_query_heads(spec: ModelSpec, bytes_per_element=2):
 
 def paged_kv_bytes(spec: ModelSpec, num_tokens: int, block_size: int, bytes_per_element=2):
     """One sequence in whole pages of block_size tokens, each windowed layer in its own group."""
-
-    def num_pages(layer: LayerSpec) -> int:
-        return -(-kept_tokens(layer, num_tokens) // block_size)
-
-    return sum(
-        count * num_pages(layer) * block_size * layer_kv_bytes_per_token(layer, bytes_per_element)
-        for count, layer in spec.layer_groups
-    )
+    total = 0
+    for count, layer in spec.layer_groups:
+        pages = -(-kept_tokens(layer, num_tokens) // block_size)
+        total += count * pages * block_size * layer_kv_bytes_per_token(layer, bytes_per_element)
+    return total
 
 
 def sequence_bytes(spec: ModelSpec, num_tokens, bytes_per_element=2):
     """F + bytes(n): the fixed state and the cache of one sequence."""
     fixed = fixed_bytes_per_sequence(spec, bytes_per_element)
-    assert fixed is not None, f"{spec.name}: its recurrent state has no known size"
+    if fixed is None:
+        raise CostError(
+            f"{spec.name}: its recurrent state has no known size; add its keys to the config"
+        )
     return fixed + kv_bytes(spec, num_tokens, bytes_per_element)
 
 

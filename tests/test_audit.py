@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from kvlab.configs import find_model, preset, read_config
 from kvlab.errors import KvlabError
 from kvlab.notebook.page_questions import answer_json
-from kvlab.sheet import SheetError, audit
-from kvlab.sheet.logs import read_log
+from kvlab.sheet import SheetError, audit, read_log
 from kvlab.specs import DATA_DIR
 
 LOGS = DATA_DIR / "engine_logs"

@@ -229,7 +229,7 @@ def test_bad_input_is_a_named_error(bad):
 
 
 def test_exact_count_refuses_what_it_does_not_count():
-    with pytest.raises(SheetError, match="--params"):
+    with pytest.raises(costs.CostError, match="--params"):
         cost_report(replace(LLAMA, is_dense_llama=False), params="exact")
 
 

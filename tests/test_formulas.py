@@ -101,8 +101,8 @@ def test_every_cost_without_layers_or_windows_is_on_the_sheet():
         "kv_bytes", "bytes_per_token_from_query_heads", "concurrency", "expanded",
         "fixed_bytes_per_sequence", "growing_bytes_per_token", "kept_tokens", "longest_context",
         "num_blocks", "padded_to_full", "paged_kv_bytes", "per_rank", "pool_bytes", "pool_tokens",
-        "roofline_seconds", "sequence_bytes", "sequences_that_fit", "why_not_split",
-        "window_cap_bytes", "with_mtp",
+        "roofline_seconds", "sequence_bytes", "sequences_that_fit", "window_cap_bytes",
+        "with_mtp",
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from kvlab import costs
 from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import cache_argument, cache_of
 from kvlab.configs import model_names, preset, read_config
-from kvlab.costs import FORMATS
+from kvlab.costs import FORMATS, CostError
 from kvlab.errors import KvlabError
 from kvlab.paged import PagedKVCache
 from kvlab.sheet import (
@@ -137,9 +137,8 @@ def test_tensor_parallel_ranks():
         with pytest.raises(KvlabError):
             kv_report(spec, tp=tp)
     odd = replace(spec, num_heads=24)
-    assert "3 ranks for 8 KV heads" in costs.why_not_split(odd, 3)
-    with pytest.raises(SheetError, match="3 ranks for 8 KV heads"):
-        kv_report(odd, tp=3)
+    with pytest.raises(CostError, match="3 ranks for 8 KV heads"):
+        costs.per_rank(odd, 3)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_an_unknown_state_is_not_zero():
     spec = read_config({"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 1})
     spec = type(spec)(**{**spec.__dict__, "layers": layers})
     assert costs.fixed_bytes_per_sequence(spec) is None
-    with pytest.raises(SheetError, match="no known size"):
+    with pytest.raises(CostError, match="no known size"):
         capacity_report(spec, GIB, 0)
 
 

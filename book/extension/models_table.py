@@ -74,9 +74,10 @@ def _row(row: dict) -> str:
 
 def _rank(spec: ModelSpec) -> tuple[str, int]:
     """What one rank keeps of one sequence; heads that cannot be shared out evenly are said so."""
-    if costs.why_not_split(spec, RANKS) is not None:
+    try:
+        own = costs.per_rank(spec, RANKS)
+    except costs.CostError:
         return "not divisible", -1
-    own = costs.per_rank(spec, RANKS)
     fixed = costs.fixed_bytes_per_sequence(own)
     return _size(None if fixed is None else fixed + costs.kv_bytes(own, RANK_TOKENS))
 

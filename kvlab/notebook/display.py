@@ -56,7 +56,7 @@ def table(
 ) -> None:
     """Show a table with a caption. A list of dicts makes one row each. text: its cells are words.
 
-    Floats are shown as pandas shows them: format the cells you care about (kvlab.units).
+    Floats are shown as pandas shows them: format the cells you care about (kvlab.sheet.units).
     """
     frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(list(data))
     plain_index = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None

@@ -13,8 +13,8 @@ from fractions import Fraction
 from math import floor, inf
 
 from kvlab import costs
-from kvlab.costs import CACHING_KINDS, FORMATS, StorageFormat
-from kvlab.sheet.kv import SheetError, asked_model, one_rank, require, storage_format
+from kvlab.costs import CACHING_KINDS, FORMATS, CostError, StorageFormat
+from kvlab.sheet.kv import SheetError, asked_model, require, storage_format
 from kvlab.sheet.logs import EngineLog, Figure, Pool, Store, read_log
 from kvlab.specs import LayerSpec, ModelSpec
 
@@ -36,10 +36,12 @@ def audit(
     tensor_parallel, kv_dtype  override what the log says, where it says it (1 and bf16 otherwise)
 
     agrees is true if every check does; independent is true if one of them could have failed for a
-    wrong model. Raises SheetError where nothing can be compared.
+    wrong model. Raises SheetError, or CostError for ranks that cannot hold the model.
     """
     log = read_log(log_text)
     tp = (log.tensor_parallel or 1) if tensor_parallel is None else tensor_parallel
+    whole = isinstance(tp, int) and not isinstance(tp, bool)
+    require(whole, f"tensor parallel: given {tp!r}; expected a whole number")
     storage = storage_format(kv_dtype or log.kv_dtype or "bf16")
     notes, stages = list(spec.notes), log.pipeline_parallel or 1
     if stages > 1:
@@ -62,7 +64,7 @@ def audit(
         "tensor_parallel": tp,
         "kv_dtype": storage.name,
         "kv_bytes_per_token_and_rank": float(
-            costs.kv_bytes_per_token(one_rank(spec, tp), storage.bytes_per_element)
+            costs.kv_bytes_per_token(costs.per_rank(spec, tp), storage.bytes_per_element)
         ),
         "checks": checks,
         "independent": independent,
@@ -110,9 +112,12 @@ def _alternatives(spec: ModelSpec, tp: int, storage: StorageFormat) -> Iterator[
         if other != width:
             yield f"the cache is stored as {name}, not {storage.name}", rank, other
     for ranks in (1, 2, 4, 8, 16):
-        if ranks != tp and costs.why_not_split(spec, ranks) is None:
-            cause = f"the figures are for {ranks} tensor-parallel ranks, not {tp}"
-            yield cause, costs.per_rank(spec, ranks), width
+        if ranks != tp:
+            try:
+                other_rank = costs.per_rank(spec, ranks)
+            except CostError:
+                continue  # so many ranks cannot hold this model
+            yield f"the figures are for {ranks} tensor-parallel ranks, not {tp}", other_rank, width
     if spec.num_heads and spec.hidden_size:
         heads = tuple(replace(x, num_kv_heads=spec.num_heads) for x in spec.layers)
         shared = costs.per_rank(replace(spec, layers=heads), tp)
@@ -148,7 +153,7 @@ def _no_cause(ratio: float) -> str:
 
 def _vllm(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
     block = log.block_size or DEFAULT_BLOCK_SIZE
-    rank, width = one_rank(spec, tp), storage.bytes_per_element
+    rank, width = costs.per_rank(spec, tp), storage.bytes_per_element
     figure = log.tokens or log.blocks
     assert figure is not None, "read_log refuses a log of vLLM without tokens and blocks"
     tokens = log.tokens.value if log.tokens else figure.value * block
@@ -271,7 +276,7 @@ def _bytes_check(
     def agrees(model: ModelSpec, width: int | Fraction) -> bool:
         return _holds(model, part, tokens, page, figure, width)
 
-    rank, width = one_rank(spec, tp), storage.bytes_per_element
+    rank, width = costs.per_rank(spec, tp), storage.bytes_per_element
     predicted, right = float(int(tokens) * _rate(rank, part, width)), agrees(rank, width)
     if not right:
         ratio = figure.value / predicted if predicted else inf
@@ -296,7 +301,7 @@ def _sglang(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) ->
     page, width = log.page_size or 1, storage.bytes_per_element
 
     def fits(part: ModelSpec, pool: Pool) -> int:
-        rank, tokens = one_rank(part, tp), pool.tokens.value
+        rank, tokens = costs.per_rank(part, tp), pool.tokens.value
         return sum(_holds(rank, name, tokens, page, x, width) for name, x in pool.parts)
 
     parts = [spec]

@@ -71,15 +71,6 @@ def storage_format(name: str) -> StorageFormat:
     return FORMATS[key]
 
 
-def one_rank(spec: ModelSpec, tp: int) -> ModelSpec:
-    """The model as one of tp ranks stores it. Raises SheetError where they cannot share it."""
-    whole = isinstance(tp, int) and not isinstance(tp, bool)
-    require(whole, f"tensor parallel: given {tp!r}; expected a whole number")
-    problem = costs.why_not_split(spec, tp)
-    require(problem is None, f"tensor parallel: {problem}")
-    return costs.per_rank(spec, tp)
-
-
 def require_whole_blocks(spec: ModelSpec, storage: StorageFormat) -> None:
     """Refuse a block-scaled format whose blocks do not tile a layer's row of K or of V."""
     for _, layer in spec.layer_groups:
@@ -95,13 +86,13 @@ def require_whole_blocks(spec: ModelSpec, storage: StorageFormat) -> None:
 def stored_model(
     spec: ModelSpec, kv_dtype: str, tp: int, layout: str = "latent", mtp: bool = False
 ) -> tuple[ModelSpec, StorageFormat]:
-    """(the model as one rank stores it, its format). Raises SheetError where it cannot be so."""
+    """(the model as one rank stores it, its format), or a SheetError or CostError."""
     known = layout in ("latent", "expanded")
     require(known, f"layout: given {layout!r}; expected latent or expanded")
     spec = costs.with_mtp(spec) if mtp else spec
     spec = costs.expanded(spec) if layout == "expanded" else spec
     require_whole("tp", tp, 1, 65_536)
-    spec = one_rank(spec, tp)
+    spec = costs.per_rank(spec, tp)
     storage = storage_format(kv_dtype)
     require_whole_blocks(spec, storage)
     return spec, storage
@@ -135,7 +126,7 @@ def kv_report(
 ) -> dict:
     """What one rank keeps for `batch` sequences of `tokens` tokens. All sizes in bytes.
 
-    Raises SheetError for a number, format, layout or split that cannot be.
+    Raises SheetError for a number, format or layout that cannot be, CostError for such a split.
     """
     require_whole("tokens", tokens, 0)
     require_whole("batch", batch)
@@ -165,11 +156,11 @@ def kv_report(
             "kv_bytes_if_padded_to_full": batch * padded,
             "kv_bytes_per_token_if_sized_from_query_heads": from_query_heads,
             "kv_bytes_per_token_if_expanded": costs.kv_bytes_per_token(
-                one_rank(costs.expanded(spec), tp), width
+                costs.per_rank(costs.expanded(spec), tp), width
             ),
             "mtp_kv_bytes_per_token": sum(
                 costs.layer_kv_bytes_per_token(layer, width)
-                for layer in one_rank(spec, tp).mtp_layers
+                for layer in costs.per_rank(spec, tp).mtp_layers
             ),
             **{name: getattr(spec, name) for name in SHAPE},
             "layer_runs": layer_runs(spec),
@@ -256,7 +247,7 @@ def capacity_report(
     """Does it fit, on each of tp cards? What is left for the cache, and what would have to change.
 
     memory_bytes and weight_bytes are of one card and of the whole model; a rank holds 1 / tp of
-    the weights. Raises SheetError for what cannot be, also for a state whose size is not known.
+    the weights. Raises SheetError for what cannot be, CostError for a state of unknown size.
     """
     require_whole("memory_bytes", memory_bytes)
     require_whole("weight_bytes", weight_bytes, 0)
@@ -267,10 +258,6 @@ def capacity_report(
     share = _share(utilisation)
     stored, storage = stored_model(spec, kv_dtype, tp)
     width = storage.bytes_per_element
-    require(
-        costs.fixed_bytes_per_sequence(stored) is not None,
-        f"{spec.name}: its recurrent state has no known size; add its keys to the config",
-    )
 
     def weights_and_pool(tp: int) -> tuple[int, int]:
         weights = -(-weight_bytes // tp)
@@ -280,7 +267,7 @@ def capacity_report(
         """Would it fit in this format on so many cards? False where that cannot be split."""
         try:
             other, storage = stored_model(spec, kv_dtype, tp)
-        except SheetError:
+        except KvlabError:
             return False
         each = costs.sequence_bytes(other, tokens, storage.bytes_per_element)
         return weights_and_pool(tp)[1] >= sequences * each

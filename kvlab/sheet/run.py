@@ -14,15 +14,9 @@ def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, st
     """(P, what it is) for "coarse", "exact" or a number.
 
     Coarse is the resident count rounded to three significant digits, as a model card states it.
-    Exact is the number of matrix weights that a decode step streams. Raises SheetError for a model
-    whose weights are not counted here, and for what is no number.
+    Exact is the number of matrix weights that a decode step streams. Raises SheetError for what is
+    no number.
     """
-    if params in ("exact", "coarse"):
-        require(
-            spec.is_dense_llama,
-            f"{spec.name} ({spec.model_type}): the parameters can be counted from the config of a "
-            f"dense Llama-shaped decoder only; give the number that a token uses (--params 8.03e9)",
-        )
     if params == "exact":
         return costs.streamed_params(spec), "exact: matrix weights streamed per step"
     if params == "coarse":

@@ -1,5 +1,5 @@
 // The roofline of a card and three decode steps on it. Every figure comes from the functions of
-// costs.py and roofline.py, which stand above this text as JavaScript.
+// costs.py, which stand above this text as JavaScript.
 
 const BYTES = { fp32: 4, bf16: 2, fp16: 2, fp8: 1 };
 const ROW_HEAD = ["step", "FLOP", "bytes", "FLOP per byte", "at least", "tokens per second", "bound by"];
