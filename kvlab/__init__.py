@@ -12,7 +12,7 @@ One forward, and what it makes:
     model           the decoder: weights and matrix products. It owns no cache: in each layer it
                     calls attend(layer, q, k, v), which the caller brings
 
-Memory in blocks of some tokens each. First the bookkeeping, without a tensor:
+Memory in blocks of some tokens each; all but `paged` is bookkeeping without a tensor:
 
     blocks          BlockPool hands out block ids: free list, reference counts, and the map by
                     which a full block is found by a hash of all tokens up to its end. Its method
@@ -35,12 +35,15 @@ Many requests, one forward a step:
     engine          Engine.step(): schedule, prepare, execute, sample, update
 
 So one step goes: engine asks scheduler, which takes blocks through tables; batch lays the row;
-engine's ModelRunner runs model over it, whose attend is paged (write K and V, read them back);
-sampling picks tokens; scheduler books them, and tables publishes blocks that are full now.
+engine's ModelRunner does the block copies that tables asked for, and runs model over the row with
+an attend from paged: model has Q and K turned by rope, attend writes K and V and reads all of them
+back. Then sampling picks tokens, scheduler books them, and tables publishes what is full now: other
+requests may find those blocks.
 
-Where to add something: another eviction rule is a subclass of BlockPool with its release_order; a
-rotation rule is a function in rope.RULES; a format of K and V is a PagedKVCache that stores and
-reads another way, and its bytes in costs; a scheduling policy is a subclass of Scheduler.
+Where to add something. A position scheme: a rotation rule is one more function in rope.RULES,
+named by the model's spec. The others are subclasses that Engine is given: an eviction rule is a
+BlockPool with another release_order (pool=), a scheduling policy a Scheduler (scheduler=), a format
+of K and V a PagedKVCache that stores and reads another way (cache=), with its bytes in costs.
 
 Also core, but no part of the engine:
 

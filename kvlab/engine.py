@@ -86,8 +86,8 @@ class ModelRunner:
     The model sees [num_tokens] ids with their positions, and every weight is read once for all
     requests. Only attention knows who is who: through query_start_loc, seq_lens and block tables.
 
-    num_blocks   blocks of the pool, the null block included
-    attention    which paged attention to run
+    num_blocks         blocks of the pool, the null block included
+    attention, cache   which paged attention to run, over which cache
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         attention: type[PagedAttention] = PagedAttention,
+        cache: type[PagedKVCache] = PagedKVCache,
     ) -> None:
         self.model, self.attention = model, attention
-        self.cache = PagedKVCache(model.spec, num_blocks, block_size, model.dtype, model.device)
+        self.cache = cache(model.spec, num_blocks, block_size, model.dtype, model.device)
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits of the rows that are sampled, [len(batch.logits_rows), vocab]."""
@@ -131,7 +132,8 @@ class Engine:
     proposer         guesses drafts from the text; None: one token a step
     attention        paged attention to decode with: a class, "torch", "triton", or None for what
                      kvlab.kernels chooses here
-    tables, scheduler   classes to take in place of BlockManager and Scheduler: other policies
+    pool, tables, scheduler, cache   classes to take in place of BlockPool, BlockManager, Scheduler
+                     and PagedKVCache: another eviction rule, policy, format of K and V
     on_step          called with the StepResult of every step
     settings         fields of SchedulerConfig: max_num_batched_tokens=..., max_num_seqs=..., ...
 
@@ -148,8 +150,10 @@ class Engine:
         eos_token_id: int | Collection[int] | None = None,
         proposer: Proposer | None = None,
         attention: type[PagedAttention] | str | None = None,
+        pool: type[BlockPool] = BlockPool,
         tables: type[BlockManager] = BlockManager,
         scheduler: type[Scheduler] = Scheduler,
+        cache: type[PagedKVCache] = PagedKVCache,
         on_step: Callable[[StepResult], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         **settings,
@@ -167,11 +171,12 @@ class Engine:
         self.stop_token_ids = self._tokens(row, "eos_token_id:")
         limit = context_limit(model, settings.get("max_model_len"))
         config = SchedulerConfig(**{**settings, "max_model_len": limit})
-        manager = tables(BlockPool(num_blocks, block_size), prefix_caching=prefix_caching)
+        manager = tables(pool(num_blocks, block_size), prefix_caching=prefix_caching)
         self.scheduler = scheduler(manager, config)
         if attention is None or isinstance(attention, str):
             attention = choose_backend(str(model.device), attention).attention
-        self.runner = ModelRunner(model, num_blocks, block_size, attention)  # type: ignore[arg-type]
+        assert isinstance(attention, type), "a class, or a name that was looked up just now"
+        self.runner = ModelRunner(model, num_blocks, block_size, attention, cache)
         self.sampler = Sampler()
         self._num_named = 0
 
