@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvlab.configs import families
 from kvlab.errors import KvlabError
 from kvlab.specs import DATA_DIR
 
@@ -30,11 +29,6 @@ MOST_NESTED = 64
 MOST_LEVELS = 4
 #: A whole string, or one bracket: what is left of JSON when only its depth matters.
 BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
-#: Keys under which multimodal configs keep the language model, likeliest first.
-WRAPPERS = families.names(
-    "text_config thinker_config llm_config vlm_config language_config language_model_config "
-    "text_model_config language_model text_model llm decoder"
-)
 
 
 class ConfigError(KvlabError):
@@ -60,9 +54,12 @@ def show(value: object) -> str:
 
 
 @functools.cache
-def model_types() -> dict:
-    """What each type means by an absent key ("defaults"), and the types compared ("known")."""
-    return json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
+def model_types() -> dict[str, Any]:
+    """data/model_types.json; a table of its "facts" becomes name -> what that name means."""
+    types = json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
+    for fact, rows in types["facts"].items():
+        types["facts"][fact] = {name: row["means"] for row in rows for name in row["names"]}
+    return types
 
 
 def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
@@ -133,7 +130,8 @@ def language_model(config: Mapping) -> tuple[Mapping, str]:
     """
     where = ""
     for _ in range(MOST_LEVELS):
-        inner = [k for k in WRAPPERS if isinstance(config.get(k), Mapping) and config[k]]
+        wrappers = model_types()["wrappers"]
+        inner = [k for k in wrappers if isinstance(config.get(k), Mapping) and config[k]]
         if not inner:
             return config, where
         config = config[inner[0]]
@@ -171,10 +169,13 @@ class Fields:
 
     def names(self, key: str) -> list[str]:
         """The field's name and its old names in this model type."""
-        skip = families.NOT_ALIASES.get(self.model_type, ())
-        more = families.EXTRA_ALIASES.get(self.model_type, {}).get(key, "")
-        old = f"{families.ALIASES.get(key, '')} {more}".split()
-        return [key, *(name for name in old if name not in skip)]
+        types, own = model_types(), self.model_type
+        old = types["aliases"].get(key, []) + types["aliases_of_type"].get(own, {}).get(key, [])
+        return [key, *(name for name in old if name not in types["not_aliases"].get(own, ()))]
+
+    def fact(self, table: str) -> Any:
+        """What the model type means by saying nothing: its entry in a table of facts, or None."""
+        return model_types()["facts"][table].get(self.model_type)
 
     def declared(self, key: str) -> bool:
         """True if the file names the field at all, even as null."""
