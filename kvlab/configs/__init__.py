@@ -217,9 +217,8 @@ def preset(name: str) -> ModelSpec:
     """
     stem = preset_named(name)
     if stem is None:
-        raise ConfigError(
-            "model", f"given {show(name)}; expected one of: {', '.join(model_names())}"
-        )
+        listed = ", ".join(model_names())
+        raise ConfigError("model", f"given {show(name)}; expected one of: {listed}")
     return read_config(DATA_DIR / "models" / f"{stem}.json")
 
 

@@ -75,24 +75,21 @@ def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(
-                str(path), f"larger than {MOST_BYTES:,} bytes; expected a config.json"
-            )
+            size = f"larger than {MOST_BYTES:,} bytes"
+            raise ConfigError(str(path), f"{size}; expected a config.json")
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError, TypeError) as error:
         reason = type(error).__name__ if isinstance(error, UnicodeDecodeError) else error
-        raise ConfigError(
-            show(str(source)), f"cannot be read ({reason}); expected a config.json, or its folder"
-        ) from None
+        unread = f"cannot be read ({reason}); expected a config.json, or its folder"
+        raise ConfigError(show(str(source)), unread) from None
     return parse_config(text), path.parent.name if path.name == "config.json" else path.stem
 
 
 def parse_config(text: str) -> Mapping:
     """JSON text as a dictionary; the same key twice with two values is refused."""
     if len(text) > MOST_BYTES:
-        raise ConfigError(
-            "config", f"longer than {MOST_BYTES:,} characters; expected a config.json"
-        )
+        size = f"longer than {MOST_BYTES:,} characters"
+        raise ConfigError("config", f"{size}; expected a config.json")
     if (depth := _depth(text)) > MOST_NESTED:
         raise ConfigError("config", f"nested {depth:,} deep; expected a config.json")
     try:
@@ -128,9 +125,8 @@ def language_model(config: Mapping) -> tuple[Mapping, str]:
     A nested text config wins over numbers at the top, which may be a vision tower's. A wrapper
     that does not describe a decoder leaves the top in charge.
     """
-    where = ""
+    where, wrappers = "", model_types()["wrappers"]
     for _ in range(MOST_LEVELS):
-        wrappers = model_types()["wrappers"]
         inner = [k for k in wrappers if isinstance(config.get(k), Mapping) and config[k]]
         if not inner:
             return config, where
@@ -195,11 +191,8 @@ class Fields:
         (first, value), *others = found.items()
         for name, other in others:
             if type(other) is type(value) and other != value and key != "max_position_embeddings":
-                self.fail(
-                    first,
-                    f"given {show(value)}, but {name} says {show(other)}; expected one value; "
-                    f"remove the wrong one",
-                )
+                clash = f"given {show(value)}, but {name} says {show(other)}"
+                self.fail(first, f"{clash}; expected one value; remove the wrong one")
         return value
 
     def check(self, key: str, value: object, holds: bool, expected: str) -> None:
@@ -275,8 +268,5 @@ class Fields:
     def one_a_layer(self, key: str, value: Sequence, num_layers: int) -> None:
         """Refuse what has not one entry for each layer."""
         if len(value) != num_layers:
-            self.fail(
-                key,
-                f"has {len(value)} entries; expected {num_layers}, one a layer; correct it, or "
-                f"num_hidden_layers",
-            )
+            expected = f"{num_layers}, one a layer; correct it, or num_hidden_layers"
+            self.fail(key, f"has {len(value)} entries; expected {expected}")

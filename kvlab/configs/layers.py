@@ -45,9 +45,8 @@ def layer_kinds(fields: Fields, num_layers: int) -> list[str]:
     if not crossed:
         return kinds
     numbers = {fields.as_count("cross_attention_layers", i, 0, num_layers - 1) for i in crossed}
-    fields.note(
-        f"{len(numbers)} cross-attention layers keep K and V of the image only; not counted"
-    )
+    kept = "cross-attention layers keep K and V of the image only"
+    fields.note(f"{len(numbers)} {kept}; not counted")
     return ["none" if i in numbers else kind for i, kind in enumerate(kinds)]
 
 
@@ -237,14 +236,11 @@ def _one_window(fields: Fields, num_layers: int) -> list[str]:
         rotated = fields.items("no_rope_layers", num_layers)
         rotated = rotated or [(i + 1) % every for i in range(num_layers)]
         return ["full" if flag else "sliding" for flag in rotated]
-    first = fields.count("max_window_layers", 0)
+    stated = fields.count("max_window_layers", 0)
+    first = gated_from if stated is None or model_type == "qwen3_moe" else stated
     if model_type == "qwen2_moe":
-        limit = gated_from if first is None else first
-        return ["sliding" if i % 2 == 0 and i < limit else "full" for i in range(num_layers)]
-    if model_type == "qwen3_moe":
-        first = gated_from  # whatever the file says
-    elif first is None and gated_from is not None:
-        first = gated_from
+        return ["sliding" if i % 2 == 0 and i < first else "full" for i in range(num_layers)]
+    if stated is None and gated_from:
         fields.note(f"max_window_layers is not in the file; {model_type} means {first}")
     fields.note("one sliding_window and no pattern: it holds on every layer that is not gated")
     return ["sliding" if i >= (first or 0) else "full" for i in range(num_layers)]

@@ -64,11 +64,8 @@ def _agreed(fields: Fields, key: str, first: Any, second: Any, where: str = "at 
     """A setting that may stand in two places, if they agree; None where it stands in neither."""
     if first is not None and second is not None and first != second:
         one, other = (f"{x:g}" if isinstance(x, float) else show(x) for x in (first, second))
-        fields.fail(
-            key,
-            f"given {one} {where} and {other} in rope_parameters; expected one value; remove "
-            f"the wrong one",
-        )
+        clash = f"given {one} {where} and {other} in rope_parameters"
+        fields.fail(key, f"{clash}; expected one value; remove the wrong one")
     return second if first is None else first
 
 
