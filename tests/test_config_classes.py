@@ -16,9 +16,10 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvlab.configs import ConfigError, read_config
-from kvlab.configs.families import IMPLIED, REFUSED
 from kvlab.configs.fields import model_types
 
+REFUSED = model_types()["facts"]["refused"]
+IMPLIED = model_types()["facts"]["pattern"]
 LONG = bool(os.environ.get("KVLAB_LONG"))
 KINDS = {
     "full_attention": "full",

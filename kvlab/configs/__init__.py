@@ -8,7 +8,7 @@ hardware("h100-sxm")     a card of data/hardware
 Facts in, shapes out; no costs here. Standard library only: the same code reads a config that is
 pasted into a page. In the order in which a config passes through: fields (JSON, wrappers, single
 values), layers (which layer attends how), shapes (heads, widths, recurrent state), rope; what a
-model type means by saying nothing stands in families.
+model type means by saying nothing stands in data/model_types.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvlab.configs import families
 from kvlab.configs.fields import MOST_LAYERS, ConfigError, Fields, load_config, model_types, show
 from kvlab.configs.layers import count_layers, layer_kinds, windows
 from kvlab.configs.rope import rope_specs
@@ -104,14 +103,14 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
 def _refuse(fields: Fields) -> None:
     """Refuse a config that has no cache of the kind that is sized here, and say why."""
     model_type, outer = fields.model_type, fields.top.get("model_type")
-    if fields.where and isinstance(outer, str) and outer in families.REFUSED:
-        reason = families.REFUSED[outer]
-        raise ConfigError("model_type", f"given {outer!r}: {reason}; expected a decoder")
-    reason = families.REFUSED.get(model_type)
-    if reason is None and model_type not in model_types()["known"]:
+    types, refused = model_types(), model_types()["facts"]["refused"]
+    if fields.where and isinstance(outer, str) and outer in refused:
+        raise ConfigError("model_type", f"given {outer!r}: {refused[outer]}; expected a decoder")
+    reason, encoder = refused.get(model_type), refused["bert"]
+    if reason is None and model_type not in types["known"]:
         bert = "bert" in model_type and not model_type.endswith("decoder")
-        reason = families.ENCODER if bert or model_type.endswith(families.TOWERS) else None
-    if reason and not (reason == families.ENCODER and fields.flag("is_decoder")):
+        reason = encoder if bert or model_type.endswith(tuple(types["towers"])) else None
+    if reason and not (reason == encoder and fields.flag("is_decoder")):
         fields.fail("model_type", f"given {model_type!r}: {reason}; expected a decoder")
     for config in (fields.top, fields.data):
         key, crossed = "is_encoder_decoder", config.get("is_encoder_decoder")
@@ -147,8 +146,7 @@ def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
 
 def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Multi-token prediction layers stand outside num_layers and are an explicit extra."""
-    keys = "num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers num_mtp_modules"
-    for key in keys.split():
+    for key in model_types()["mtp_keys"]:
         count = fields.count(key, 0, MOST_LAYERS)
         if count:
             like = [layer for layer in layers if layer.kind in ("full", "latent")]
@@ -168,7 +166,7 @@ def _intermediate(fields: Fields) -> int | None:
         return max((size for size in sizes if size), default=None)
     size = fields.as_count("intermediate_size", value)
     hidden = fields.count("hidden_size")
-    if size is None and hidden and fields.model_type in families.MLP_OF_FOUR:
+    if size is None and hidden and fields.fact("mlp_of_four"):
         return 4 * hidden
     return size
 
@@ -206,10 +204,8 @@ def model_index() -> dict[str, dict]:
 def preset_named(text: str) -> str | None:
     """The preset that a slug, a published name or a Hugging Face id means, if any."""
     wanted = _slug(text)
-    if wanted in model_index():
-        return wanted
     for stem, facts in model_index().items():
-        if wanted in (_slug(facts["name"]), _slug(facts["hf_id"])):
+        if wanted in (stem, _slug(facts["name"]), _slug(facts["hf_id"])):
             return stem
     return None
 
@@ -221,9 +217,8 @@ def preset(name: str) -> ModelSpec:
     """
     stem = preset_named(name)
     if stem is None:
-        raise ConfigError(
-            "model", f"given {show(name)}; expected one of: {', '.join(model_names())}"
-        )
+        listed = ", ".join(model_names())
+        raise ConfigError("model", f"given {show(name)}; expected one of: {listed}")
     return read_config(DATA_DIR / "models" / f"{stem}.json")
 
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvlab.configs import families
 from kvlab.errors import KvlabError
 from kvlab.specs import DATA_DIR
 
@@ -30,11 +29,6 @@ MOST_NESTED = 64
 MOST_LEVELS = 4
 #: A whole string, or one bracket: what is left of JSON when only its depth matters.
 BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
-#: Keys under which multimodal configs keep the language model, likeliest first.
-WRAPPERS = families.names(
-    "text_config thinker_config llm_config vlm_config language_config language_model_config "
-    "text_model_config language_model text_model llm decoder"
-)
 
 
 class ConfigError(KvlabError):
@@ -60,9 +54,12 @@ def show(value: object) -> str:
 
 
 @functools.cache
-def model_types() -> dict:
-    """What each type means by an absent key ("defaults"), and the types compared ("known")."""
-    return json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
+def model_types() -> dict[str, Any]:
+    """data/model_types.json; a table of its "facts" becomes name -> what that name means."""
+    types = json.loads((DATA_DIR / "model_types.json").read_text("utf-8"))
+    for fact, rows in types["facts"].items():
+        types["facts"][fact] = {name: row["means"] for row in rows for name in row["names"]}
+    return types
 
 
 def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
@@ -78,24 +75,21 @@ def load_config(source: Mapping | str | Path) -> tuple[Mapping, str | None]:
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(
-                str(path), f"larger than {MOST_BYTES:,} bytes; expected a config.json"
-            )
+            size = f"larger than {MOST_BYTES:,} bytes"
+            raise ConfigError(str(path), f"{size}; expected a config.json")
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError, TypeError) as error:
         reason = type(error).__name__ if isinstance(error, UnicodeDecodeError) else error
-        raise ConfigError(
-            show(str(source)), f"cannot be read ({reason}); expected a config.json, or its folder"
-        ) from None
+        unread = f"cannot be read ({reason}); expected a config.json, or its folder"
+        raise ConfigError(show(str(source)), unread) from None
     return parse_config(text), path.parent.name if path.name == "config.json" else path.stem
 
 
 def parse_config(text: str) -> Mapping:
     """JSON text as a dictionary; the same key twice with two values is refused."""
     if len(text) > MOST_BYTES:
-        raise ConfigError(
-            "config", f"longer than {MOST_BYTES:,} characters; expected a config.json"
-        )
+        size = f"longer than {MOST_BYTES:,} characters"
+        raise ConfigError("config", f"{size}; expected a config.json")
     if (depth := _depth(text)) > MOST_NESTED:
         raise ConfigError("config", f"nested {depth:,} deep; expected a config.json")
     try:
@@ -131,9 +125,9 @@ def language_model(config: Mapping) -> tuple[Mapping, str]:
     A nested text config wins over numbers at the top, which may be a vision tower's. A wrapper
     that does not describe a decoder leaves the top in charge.
     """
-    where = ""
+    where, wrappers = "", model_types()["wrappers"]
     for _ in range(MOST_LEVELS):
-        inner = [k for k in WRAPPERS if isinstance(config.get(k), Mapping) and config[k]]
+        inner = [k for k in wrappers if isinstance(config.get(k), Mapping) and config[k]]
         if not inner:
             return config, where
         config = config[inner[0]]
@@ -171,10 +165,13 @@ class Fields:
 
     def names(self, key: str) -> list[str]:
         """The field's name and its old names in this model type."""
-        skip = families.NOT_ALIASES.get(self.model_type, ())
-        more = families.EXTRA_ALIASES.get(self.model_type, {}).get(key, "")
-        old = f"{families.ALIASES.get(key, '')} {more}".split()
-        return [key, *(name for name in old if name not in skip)]
+        types, own = model_types(), self.model_type
+        old = types["aliases"].get(key, []) + types["aliases_of_type"].get(own, {}).get(key, [])
+        return [key, *(name for name in old if name not in types["not_aliases"].get(own, ()))]
+
+    def fact(self, table: str) -> Any:
+        """What the model type means by saying nothing: its entry in a table of facts, or None."""
+        return model_types()["facts"][table].get(self.model_type)
 
     def declared(self, key: str) -> bool:
         """True if the file names the field at all, even as null."""
@@ -194,11 +191,8 @@ class Fields:
         (first, value), *others = found.items()
         for name, other in others:
             if type(other) is type(value) and other != value and key != "max_position_embeddings":
-                self.fail(
-                    first,
-                    f"given {show(value)}, but {name} says {show(other)}; expected one value; "
-                    f"remove the wrong one",
-                )
+                clash = f"given {show(value)}, but {name} says {show(other)}"
+                self.fail(first, f"{clash}; expected one value; remove the wrong one")
         return value
 
     def check(self, key: str, value: object, holds: bool, expected: str) -> None:
@@ -274,8 +268,5 @@ class Fields:
     def one_a_layer(self, key: str, value: Sequence, num_layers: int) -> None:
         """Refuse what has not one entry for each layer."""
         if len(value) != num_layers:
-            self.fail(
-                key,
-                f"has {len(value)} entries; expected {num_layers}, one a layer; correct it, or "
-                f"num_hidden_layers",
-            )
+            expected = f"{num_layers}, one a layer; correct it, or num_hidden_layers"
+            self.fail(key, f"has {len(value)} entries; expected {expected}")

@@ -7,34 +7,11 @@ a pattern key; then what the model type means by saying nothing; then one slidin
 
 from __future__ import annotations
 
-from kvlab.configs import families
 from kvlab.configs.fields import MOST_LAYERS, Fields, model_types
 
-#: Lists of 0 and 1, one a layer: key -> what they mean.
-FLAG_LISTS = {
-    "attn_type_list": ("recurrent", "full"),
-    "hybrid_layer_pattern": ("full", "sliding"),
-    "sliding_window_layout": ("full", "sliding"),
-    "no_rope_layers": ("full", "chunked"),
-}
-#: Lists of layer numbers: key -> (number of the first layer, those named, all others).
-NUMBER_LISTS = {
-    "attn_layer_indices": (0, "full", "recurrent"),
-    "full_attn_idxs": (0, "full", "recurrent"),
-    "local_layer_ids": (0, "sliding+", "full+"),
-    "linear_attn_config.full_attn_layers": (1, "full", "recurrent"),
-}
-#: Periods: key -> what all layers but every n-th are.
-PERIODS = {
-    "sliding_window_pattern": "sliding",
-    "global_attn_every_n_layers": "sliding",
-    "full_attention_interval": "recurrent",
-    "layer_group_size": "recurrent",
-    "no_rope_layer_interval": "chunked",
-}
-#: Words with which an unknown type's list may place windows, or speak of a layer's other half.
-WINDOW_WORDS = ("window", "sliding", "swa", "global", "local")
-MLP_WORDS = ("mlp", "ffn", "moe", "expert")
+#: The letters of a pattern in data/model_types.json.
+LETTERS = {"F": "full", "S": "sliding", "C": "chunked", "R": "recurrent", "f": "full+",
+           "s": "sliding+"}  # fmt: skip
 
 
 def count_layers(fields: Fields) -> int:
@@ -68,9 +45,8 @@ def layer_kinds(fields: Fields, num_layers: int) -> list[str]:
     if not crossed:
         return kinds
     numbers = {fields.as_count("cross_attention_layers", i, 0, num_layers - 1) for i in crossed}
-    fields.note(
-        f"{len(numbers)} cross-attention layers keep K and V of the image only; not counted"
-    )
+    kept = "cross-attention layers keep K and V of the image only"
+    fields.note(f"{len(numbers)} {kept}; not counted")
     return ["none" if i in numbers else kind for i, kind in enumerate(kinds)]
 
 
@@ -116,16 +92,17 @@ def _listed(fields: Fields, num_layers: int) -> list[str] | None:
     fields.one_a_layer("layer_types", words, num_layers)
     names = "names such as full_attention, sliding_attention, linear_attention"
     expected = f"{names}; this kind of layer is not modelled"
+    kind_of = model_types()["facts"]["layer_kind"]
     for word in words:
-        known = isinstance(word, str) and word in families.KIND_OF
+        known = isinstance(word, str) and word in kind_of
         fields.check("layer_types", word, known, expected)
-    if any(word in families.INDEXED for word in words):
+    if any(word in model_types()["indexed_layers"] for word in words):
         fields.note(
             "an indexer's own keys, stored beside the cache by some engines, are not counted"
         )
     if fields.raw("sliding_window_pattern") is not None:
         fields.note("layer_types decides; sliding_window_pattern is not used")
-    kinds = [families.KIND_OF[word] for word in words]
+    kinds = [kind_of[word] for word in words]
     if fields.model_type == "gemma4_text" and kinds[-1] == "sliding":
         kinds[-1] = "full"
         fields.note("gemma4 attends in full on its last layer whatever layer_types says")
@@ -146,11 +123,14 @@ def _lettered(fields: Fields, num_layers: int) -> list[str] | None:
     return [letters[letter] for letter in pattern]
 
 
+def _of_another_type(fields: Fields, key: str) -> bool:
+    """Whether a key speaks of windows only in a model type other than this."""
+    return model_types()["key_of_one_type"].get(key, fields.model_type) != fields.model_type
+
+
 def _flagged(fields: Fields, num_layers: int) -> list[str] | None:
-    for key, words in FLAG_LISTS.items():
-        if key == "no_rope_layers" and fields.model_type != "llama4_text":
-            continue  # elsewhere it says only which layers are rotated
-        if not fields.items(key):
+    for key, words in model_types()["flag_lists"].items():
+        if _of_another_type(fields, key) or not fields.items(key):
             continue
         flags = fields.items(key, num_layers) or []
         for flag in flags:
@@ -161,7 +141,7 @@ def _flagged(fields: Fields, num_layers: int) -> list[str] | None:
 
 def _numbered(fields: Fields, num_layers: int) -> list[str] | None:
     linear = fields.block("linear_attn_config")
-    for key, (base, named, others) in NUMBER_LISTS.items():
+    for key, (base, named, others) in model_types()["number_lists"].items():
         value = linear.get("full_attn_layers") if "." in key else fields.raw(key)
         if value is None:
             continue
@@ -186,8 +166,8 @@ def _periodic(fields: Fields, num_layers: int) -> list[str] | None:
         fields.check("sliding_window_pattern", pattern, known, "a number or LLLG")
         kind_of = {"L": "sliding", "G": "full"}
         return [kind_of[pattern[i % len(pattern)]] for i in range(num_layers)]
-    for key, others in PERIODS.items():
-        if key == "no_rope_layer_interval" and fields.model_type != "llama4_text":
+    for key, others in model_types()["periods"].items():
+        if _of_another_type(fields, key):
             continue
         if key == "sliding_window_pattern" and fields.raw("sliding_window") is None:
             continue
@@ -218,18 +198,19 @@ def _every(n: int, at: int, num_layers: int, named: str, others: str) -> list[st
 def _implied(fields: Fields, num_layers: int) -> list[str] | None:
     """What the model type means when no key says which layer attends how."""
     model_type = fields.model_type
-    if model_type in families.ALL_RECURRENT:
+    if fields.fact("all_recurrent"):
         return ["recurrent"] * num_layers
     if model_type == "nemotron_h":
         expected = f"a list of layers, or hybrid_override_pattern, since {model_type} implies none"
         fields.fail("layer_types", f"missing; expected {expected}; add it")
-    if model_type not in families.IMPLIED:
+    pattern = fields.fact("pattern")
+    if pattern is None:
         return None
     fields.note(f"no key says which layer attends how; {model_type} implies it")
-    first, _, cycle = families.IMPLIED[model_type].rpartition("|")
-    kinds = [families.LETTERS[letter] for letter in first + cycle * num_layers]
-    kinds = kinds[-num_layers:] if model_type in families.FROM_THE_END else kinds[:num_layers]
-    if model_type in families.LAST_IN_FULL or (model_type == "olmo_hybrid" and num_layers < 4):
+    first, _, cycle = pattern.rpartition("|")
+    kinds = [LETTERS[letter] for letter in first + cycle * num_layers]
+    kinds = kinds[-num_layers:] if fields.fact("from_the_end") else kinds[:num_layers]
+    if fields.fact("last_in_full") or (model_type == "olmo_hybrid" and num_layers < 4):
         kinds[-1] = "full"
     return kinds
 
@@ -238,16 +219,16 @@ def _one_window(fields: Fields, num_layers: int) -> list[str]:
     """No pattern at all: one sliding_window for all layers, Qwen's gates, or full attention."""
     chunk, window = fields.count("attention_chunk_size", 0), fields.count("sliding_window", 0)
     model_type, silent = fields.model_type, not fields.declared("sliding_window")
-    gate = fields.flag("use_sliding_window")
+    gate, gated_from = fields.flag("use_sliding_window"), fields.fact("gated")
     if window is None and gate and silent:
         window = fields.defaults.get("sliding_window")
-    if not window or model_type in families.NO_WINDOW:
+    if not window or fields.fact("no_window"):
         if chunk:
             return ["chunked"] * num_layers
         if silent and "sliding_window" in fields.defaults:
             fields.note("sliding_window is not in the file; read as full attention on every layer")
         return ["full"] * num_layers
-    if gate is False or (gate is None and model_type in families.GATED):
+    if gate is False or (gate is None and gated_from is not None):
         fields.note("sliding_window is given but use_sliding_window does not switch it on")
         return ["full"] * num_layers
     if model_type == "smollm3":
@@ -255,14 +236,11 @@ def _one_window(fields: Fields, num_layers: int) -> list[str]:
         rotated = fields.items("no_rope_layers", num_layers)
         rotated = rotated or [(i + 1) % every for i in range(num_layers)]
         return ["full" if flag else "sliding" for flag in rotated]
-    first = fields.count("max_window_layers", 0)
+    stated = fields.count("max_window_layers", 0)
+    first = gated_from if stated is None or model_type == "qwen3_moe" else stated
     if model_type == "qwen2_moe":
-        limit = families.GATED[model_type] if first is None else first
-        return ["sliding" if i % 2 == 0 and i < limit else "full" for i in range(num_layers)]
-    if model_type == "qwen3_moe":
-        first = families.GATED[model_type]  # whatever the file says
-    elif first is None and model_type in families.GATED:
-        first = families.GATED[model_type]
+        return ["sliding" if i % 2 == 0 and i < first else "full" for i in range(num_layers)]
+    if stated is None and gated_from:
         fields.note(f"max_window_layers is not in the file; {model_type} means {first}")
     fields.note("one sliding_window and no pattern: it holds on every layer that is not gated")
     return ["sliding" if i >= (first or 0) else "full" for i in range(num_layers)]
@@ -294,7 +272,7 @@ def _refuse_unplaced(fields: Fields, kinds: list[str]) -> None:
         return
     if any(kind == "recurrent" or kind.endswith("+") for kind in kinds):
         return
-    telling = [key for key in families.RECURRENT_KEYS if fields.data.get(key) is not None]
+    telling = [key for key in model_types()["recurrent_keys"] if fields.data.get(key) is not None]
     if len(set(kinds)) == 1:  # all layers alike, though a list under another name may differ
         telling += [str(k) for k, v in fields.data.items() if _mixes_layers(str(k), v, kinds)]
     if telling:
@@ -305,9 +283,9 @@ def _refuse_unplaced(fields: Fields, kinds: list[str]) -> None:
 
 def _mixes_layers(key: str, value: object, kinds: list[str]) -> bool:
     """Whether a field looks like a list of what each layer is, or of where a window holds."""
-    if not isinstance(value, list) or any(word in key for word in MLP_WORDS):
+    if not isinstance(value, list) or any(word in key for word in model_types()["mlp_words"]):
         return False
-    if kinds[0] == "sliding" and any(word in key for word in WINDOW_WORDS):
+    if kinds[0] == "sliding" and any(word in key for word in model_types()["window_words"]):
         return True
     named = len(value) == len(kinds) and all(isinstance(word, str) for word in value)
     return named and len(set(value)) > 1

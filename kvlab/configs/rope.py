@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvlab.configs import families
 from kvlab.configs.fields import Fields, show
 from kvlab.specs import RopeSpec
 
@@ -31,7 +30,7 @@ def rope_specs(
     first_sliding  index of the first sliding layer, for bases that are listed layer by layer
     """
     placed = fields.data.get("position_embedding_type")
-    unrotated = fields.model_type in families.UNROTATED or placed in ("alibi", "nope")
+    unrotated = fields.fact("unrotated") or placed in ("alibi", "nope")
     if unrotated or fields.flag("alibi"):
         return RopeSpec(rotary_dim=0, rope_type="none"), None
     new, old = fields.block("rope_parameters"), fields.block("rope_scaling")
@@ -65,11 +64,8 @@ def _agreed(fields: Fields, key: str, first: Any, second: Any, where: str = "at 
     """A setting that may stand in two places, if they agree; None where it stands in neither."""
     if first is not None and second is not None and first != second:
         one, other = (f"{x:g}" if isinstance(x, float) else show(x) for x in (first, second))
-        fields.fail(
-            key,
-            f"given {one} {where} and {other} in rope_parameters; expected one value; remove "
-            f"the wrong one",
-        )
+        clash = f"given {one} {where} and {other} in rope_parameters"
+        fields.fail(key, f"{clash}; expected one value; remove the wrong one")
     return second if first is None else first
 
 
@@ -150,7 +146,7 @@ def _rotary_dim(fields: Fields, share: Any, head_dim: int, rule: str) -> int:
         if share is None:
             share = fields.as_number(key, fields.data.get(key))
     if share is None:
-        share = families.PARTIAL.get(fields.model_type, 1.0)
+        share = fields.fact("rotated_share") or 1.0
         if share != 1.0:
             fields.note(f"{SHARE} is not in the file; {share} is assumed")
     real = isinstance(share, int | float) and not isinstance(share, bool)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvlab.configs import families
-from kvlab.configs.fields import Fields, show
+from kvlab.configs.fields import Fields, model_types, show
 from kvlab.specs import LayerSpec, StateSpec
 
 
@@ -95,7 +94,7 @@ def _latent(fields: Fields, heads: int | None) -> Shape | None:
 
 def _head_dim(fields: Fields, hidden: int | None, heads: int | None) -> int:
     """head_dim if declared, else the model type's own, else hidden_size / num_attention_heads."""
-    derived = fields.model_type in families.DERIVED_HEAD_DIM
+    derived = fields.fact("derived_head_dim")
     declared = None if derived else fields.default_count("head_dim")
     if declared is not None:
         return declared
@@ -217,7 +216,7 @@ def _in_a_window(fields: Fields, base: Shape) -> Shape:
 def _in_full(fields: Fields, base: Shape) -> Shape:
     """Gemma 4: wider heads, and fewer of them, where a layer attends in full."""
     given = fields.data.get("per_layer_config") is not None
-    if given or fields.model_type not in families.WIDER_IN_FULL:
+    if given or not fields.fact("wider_in_full"):
         return base
     head_dim = fields.count("global_head_dim")
     if head_dim is None:
@@ -278,15 +277,16 @@ def layer_spec(fields: Fields, kind: str, shape: Shape, windows: Mapping[str, in
 
 def _state(fields: Fields) -> tuple[StateSpec, ...]:
     """State of one recurrent layer. Unknown (elements None) where no key tells its size."""
-    telling = (TELLTALES[key] for key in TELLTALES if fields.data.get(key) is not None)
-    recurrence = RECURRENCES.get(fields.model_type) or next(telling, None)
+    of_key = model_types()["facts"]["recurrence_of_key"]
+    telling = (of_key[key] for key in of_key if fields.data.get(key) is not None)
+    recurrence = fields.fact("recurrence") or next(telling, None)
     hidden = fields.count("hidden_size")
     if recurrence is None or hidden is None:
         fields.note("the recurrent layers' fixed state is not counted: no key tells its size")
         return (StateSpec("recurrent state", None, None),)
     fields.note("fixed state: convolution windows of K - 1 inputs in 2 bytes, summaries in float32")
-    inputs, summary = recurrence(fields, hidden)
-    name = "shifted inputs" if recurrence is _rwkv else "convolution window"
+    inputs, summary = RECURRENCES[recurrence](fields, hidden)
+    name = "shifted inputs" if recurrence == "rwkv" else "convolution window"
     sizes = (StateSpec(name, inputs, 2), StateSpec("recurrent state", summary, 4))
     return tuple(size for size in sizes if size.num_elements is not None)
 
@@ -379,23 +379,14 @@ def _rwkv(f: Fields, hidden: int) -> Sizes:
     return 2 * hidden, 3 * (f.count("attention_hidden_size") or hidden)
 
 
+#: The names that data/model_types.json gives them, by model type and by telling key.
 RECURRENCES: dict[str, Callable[[Fields, int], Sizes]] = {
-    **families.each("jamba zamba mamba falcon_mamba", _mamba1),
-    **families.each("mamba2 bamba granitemoehybrid falcon_h1 nemotron_h zamba2", _mamba2),
-    **families.each("qwen3_next qwen3_5_text qwen3_5_moe_text qwen4_exp_text lara_mini", _delta),
-    **families.each("olmo_hybrid", _delta),
-    **families.each("kimi_linear bailing_hybrid glm5_next_text", _kimi_delta),
-    **families.each("minimax minimax_text_01 minimax_m1", _lightning),
-    **families.each("recurrent_gemma", _rg_lru),
-    **families.each("lfm2 lfm2_moe lfm3", _short_conv),
-    **families.each("rwkv", _rwkv),
-}
-#: Where the model type is unknown: the first of these keys in the file names the recurrence.
-TELLTALES: dict[str, Callable[[Fields, int], Sizes]] = {
-    **families.each("linear_key_head_dim", _delta),
-    **families.each("mamba_n_heads mamba_num_heads n_mamba_heads", _mamba2),
-    **families.each("mamba_d_state", _mamba1),
-    **families.each("conv_L_cache", _short_conv),
-    **families.each("linear_attn_config", _kimi_delta),
-    **families.each("attn_type_list", _lightning),
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "delta": _delta,
+    "kimi_delta": _kimi_delta,
+    "lightning": _lightning,
+    "rg_lru": _rg_lru,
+    "short_conv": _short_conv,
+    "rwkv": _rwkv,
 }
