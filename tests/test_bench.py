@@ -11,10 +11,12 @@ from small_models import tiny_spec
 
 from bench import ablation, llamacpp, record
 from bench.cases import timed
+from book.extension import bench_page
+from book.extension.bench_page import recorded_processors
 from kvlab.fast import products_for
 from kvlab.model import Decoder, random_weights
 from kvlab.notebook import bench_record
-from kvlab.notebook.bench_record import recorded, recorded_processors
+from kvlab.notebook.bench_record import recorded
 from kvlab.rope import interleave_permutation
 
 
@@ -121,13 +123,13 @@ def test_record_names_machine_versions_and_weights(name):
 
 def test_records_of_several_processors_stand_side_by_side(monkeypatch):
     shown = []
-    monkeypatch.setattr(bench_record, "table", lambda rows, *_: shown.extend(rows))
+    monkeypatch.setattr(bench_page, "table", lambda rows, *_: shown.extend(rows))
     mine = copy.deepcopy(recorded("cpu"))
     mine["machine"]["cpu"] = "without llama.cpp"
     for case in ("decode, fp32, 1 thread", "decode, bf16, 1 thread"):
         for clock in ("wall", "cpu"):
             mine["cases"][case][f"ratio_{clock}"].pop("llama.cpp")
-    bench_record.show_processors({"cpu": recorded("cpu"), "cpu-mine": mine})
+    bench_page.show_processors({"cpu": recorded("cpu"), "cpu-mine": mine})
     for row in shown:
         label, here, there = row.values()
         assert there == ("" if "llama.cpp" in label else here) and here
