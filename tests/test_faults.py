@@ -8,10 +8,10 @@ import re
 import pytest
 import torch
 
+from book.extension.field_guide import field_guide_markdown, read_record
 from kvlab import faults
 from kvlab.faults.detectors import check_heads
 from kvlab.faults.drift import checkpoint, compare, drift, text_ids
-from kvlab.faults.guide import field_guide_markdown, read_record
 from kvlab.faults.registry import (
     LAYERS,
     TEXTS,

@@ -16,9 +16,9 @@ import platform
 
 import torch
 
+from book.extension.field_guide import RECORD
 from kvlab.faults import all_faults, fault
 from kvlab.faults.drift import checkpoint
-from kvlab.faults.guide import RECORD
 
 
 def two_digits(value: float) -> float | None:

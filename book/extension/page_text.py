@@ -12,9 +12,9 @@ from pathlib import Path
 
 import kvlab
 from book.extension import models_table as models
+from book.extension.field_guide import field_guide_markdown
 from kvlab import faults
 from kvlab.configs import model_names, preset
-from kvlab.faults.guide import field_guide_markdown
 from kvlab.notebook import formulas
 from kvlab.sheet import cost_report, units
 

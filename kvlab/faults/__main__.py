@@ -8,14 +8,16 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from kvlab.faults.guide import fault_rows
+from kvlab.faults import all_faults
+
+SHOWN = ("name", "layer", "symptom", "detector", "source")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print name, layer, symptom, detector and source of every fault."""
     parser = argparse.ArgumentParser(prog="kvlab faults", description="Known silent bugs.")
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    rows = fault_rows()
+    rows = [{key: getattr(entry, key) for key in SHOWN} for entry in all_faults()]
     if parser.parse_args(argv).json:
         print(json.dumps(rows, indent=2))
         return 0

@@ -1,4 +1,4 @@
-"""The registry as text: the field guide page, and the rows that `kvlab faults` prints."""
+"""The registry of faults as the field guide's page, with what was last measured."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from kvlab.specs import DATA_DIR
 
 #: What each fault did when it was last measured, by tools/record_faults.py.
 RECORD = DATA_DIR / "measurements" / "faults.json"
-
-
-def fault_rows() -> list[dict[str, str]]:
-    """One row per fault: name, layer, symptom, detector, source. What the command prints."""
-    keys = ("name", "layer", "symptom", "detector", "source")
-    return [{key: getattr(entry, key) for key in keys} for entry in all_faults()]
 
 
 def source_links(source: str) -> str:
