@@ -56,10 +56,10 @@ def _is_triton(answer: Callable) -> bool:
 
 def _decode_with(fold: Callable, *case: Tensor) -> Tensor:
     """Paged decode with this inner step."""
-    options = {"fold": fold, "scale": _SCALE, "num_splits": 1}
-    if not _is_triton(fold):
-        return paged_decode_torch(*case, **options)[0]
-    return paged_decode(*(t.to(kernel_device()) for t in case), **options)[0].cpu()
+    decode = paged_decode if _is_triton(fold) else paged_decode_torch
+    device = kernel_device() if _is_triton(fold) else "cpu"
+    on_device = [tensor.to(device) for tensor in case]
+    return decode(*on_device, fold=fold, scale=_SCALE, num_splits=1)[0].cpu()
 
 
 def _fold(mistake: str) -> Callable:
