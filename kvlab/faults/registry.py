@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import isfunction
 from typing import Any
@@ -115,9 +115,13 @@ def replaced(place: Place, wrapper: Wrapper) -> AbstractContextManager[None]:
     return _stand(place, wrapper, is_fault=True)
 
 
-def watched(place: Place, wrapper: Wrapper) -> AbstractContextManager[None]:
-    """For a detector: like `replaced`, but always inside every fault."""
-    return _stand(place, wrapper, is_fault=False)
+@contextmanager
+def watched(*pairs: tuple[Place, Wrapper]) -> Iterator[None]:
+    """For a detector: like `replaced`, one or several at once, always inside every fault."""
+    with ExitStack() as stack:
+        for place, wrapper in pairs:
+            stack.enter_context(_stand(place, wrapper, is_fault=False))
+        yield
 
 
 def replaced_places() -> list[str]:
@@ -204,9 +208,7 @@ def bug(
         assert name in TEXTS, f"data/faults.toml says nothing about {name}"
 
         def detect(steps: int = 8) -> None:
-            with ExitStack() as stack:
-                if watch is not None:
-                    stack.enter_context(watch())
+            with nullcontext() if watch is None else watch():
                 run(steps)
 
         _FAULTS[name] = Fault(
