@@ -72,9 +72,9 @@ def run_padded(steps: int = 8) -> None:
 
 
 def run_rollbacks(steps: int = 8) -> None:
-    """The cases of the report, each on 3 tokens and then reset; after them a longer run."""
+    """3 tokens, a few of them dropped, a reset, as in the report; then the same after a run."""
     kv_cache = ContiguousKVCache(tiny_model().spec, 1, 6 + steps)
-    for num_tokens in (5, 0, 2):
+    for num_tokens in (0, 2, 5):
         run_tiny(steps=0, prompt_len=3, kv_cache=kv_cache)
         kv_cache.drop_last(num_tokens)
         kv_cache.reset()
