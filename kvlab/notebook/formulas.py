@@ -8,6 +8,7 @@ table and a test cannot disagree, for they are one piece of arithmetic.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,49 +17,13 @@ import sympy
 from sympy.printing.jscode import JavascriptCodePrinter
 
 from kvlab import costs
-from kvlab.specs import LayerSpec
+from kvlab.specs import DATA_DIR, LayerSpec
 
+_FACTS = json.loads((DATA_DIR / "formulas.json").read_text("utf-8"))
 #: Python name -> the letter of the book's notation page.
-SYMBOLS = {
-    "num_layers": "L",
-    "hidden_size": "d",
-    "num_heads": "h",
-    "num_kv_heads": "h_kv",
-    "head_dim": "d_h",
-    "intermediate_size": "d_ff",
-    "vocab_size": "V",
-    "tie_word_embeddings": "u",
-    "num_parameters": "P",
-    "bytes_per_element": "b",
-    "prompt": "p",
-    "decode": "n",
-    "context": "s",
-    "num_tokens": "m",
-    "num_queries": "q",
-    "num_keys": "k",
-    "num_pairs": "N",
-    "key_dim": "d_k",
-    "value_dim": "d_v",
-    "num_flops": "F",
-    "num_bytes": "B",
-    "bandwidth_bytes_per_second": "W",
-    "peak_flops_per_second": "C",
-    "batch": "R",
-    "num_logit_rows": "r",
-    "acceptance": "a",
-    "num_drafts": "g",
-    "num_calls": "c",
-    "seconds_per_call": "o",
-    "floor_seconds": "T",
-}
+SYMBOLS: dict[str, str] = _FACTS["symbols"]
 #: Letters that LaTeX writes in another way than SymPy would.
-LATEX = {
-    "h_kv": r"h_{\mathrm{kv}}",
-    "d_ff": r"d_{\mathrm{ff}}",
-    "d_h": "d_h",
-    "d_k": "d_k",
-    "d_v": "d_v",
-}
+LATEX: dict[str, str] = _FACTS["latex"]
 #: Parameters that are objects: the fields that JavaScript takes out of them.
 _FIELDS = {"spec": tuple(SYMBOLS)[:8], "layer": ("num_kv_heads", "key_dim", "value_dim")}
 
@@ -139,61 +104,11 @@ def _formula(function: Callable) -> Formula:
     return Formula(function.__name__, function, parameters, expression, description)
 
 
-#: The sections of the formula sheet. Functions of costs.py that take a `min` over windows or a
-#: list of layers are sums of these and have no single symbol; they are not listed.
-_LISTED: dict[str, tuple[Callable, ...]] = {
-    "Parameters": (
-        costs.qkv_params_per_layer,
-        costs.output_params_per_layer,
-        costs.mlp_params_per_layer,
-        costs.embedding_params,
-        costs.norm_params,
-        costs.streamed_params,
-        costs.resident_params,
-    ),
-    "Contexts": (
-        costs.sum_of_contexts,
-        costs.sum_of_squared_contexts,
-        costs.causal_pairs,
-    ),
-    "FLOPs of a step": (
-        costs.projection_flops,
-        costs.attention_flops_per_pair,
-        costs.attention_flops,
-        costs.attention_flops_cached_step,
-        costs.attention_flops_uncached_step,
-        costs.key_rotation_flops,
-        costs.cached_step_flops,
-        costs.uncached_step_flops,
-    ),
-    "FLOPs of a run": (
-        costs.cached_run_projection_flops,
-        costs.uncached_run_projection_flops,
-        costs.cached_run_attention_flops,
-        costs.uncached_run_attention_flops,
-    ),
-    "What the uncached loop repeats": (
-        costs.logit_rows_discarded,
-        costs.kv_rows_recomputed,
-    ),
-    "Bytes": (
-        costs.layer_kv_bytes_per_token,
-        costs.kv_bytes_per_token,
-        costs.kv_bytes_read_run,
-        costs.kv_bytes_copied_by_concatenation,
-        costs.weight_bytes,
-        costs.cached_step_bytes,
-        costs.run_bytes,
-    ),
-    "Times": (
-        costs.memory_seconds,
-        costs.compute_seconds,
-        costs.intensity,
-    ),
-    "Roofline": costs.ROOFLINE_FORMULAS,
+#: The sections of the formula sheet.
+SECTIONS = {
+    title: tuple(_formula(getattr(costs, name)) for name in names)
+    for title, names in _FACTS["sections"].items()
 }
-SECTIONS = {title: tuple(map(_formula, functions)) for title, functions in _LISTED.items()}
-
 FORMULAS: dict[str, Formula] = {f.name: f for section in SECTIONS.values() for f in section}
 
 
