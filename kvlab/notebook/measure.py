@@ -11,7 +11,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvlab.specs import HardwareSpec
 
 # --- counting ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Counted:
-    """FLOPs that torch's counter saw, in all and by operator ("mm", "mv", "attention", ...)."""
-
-    total: int
-    by_operator: dict[str, int]
 
 
 def _mv(matrix_shape, *args, **kwargs) -> int:
@@ -49,23 +40,11 @@ _MORE = {
 }
 
 
-def count_flops(call: Callable[[], object]) -> Counted:
+def count_flops(call: Callable[[], object]) -> int:
     """FLOPs of everything that `call` computes, by torch.utils.flop_counter."""
     with FlopCounterMode(display=False, custom_mapping=_MORE) as counter:
         call()
-    counts = counter.get_flop_counts().get("Global", {})
-    names = {
-        str(operator).split(".")[-1].removeprefix("_").rstrip("'>)").split("'")[0]: int(flops)
-        for operator, flops in counts.items()
-    }
-    return Counted(counter.get_total_flops(), names)
-
-
-def count_operators(call: Callable[[], object]) -> int:
-    """Operator calls that `call` dispatches, nested ones included, as torch's profiler sees it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    return sum(1 for event in profile.events() if event.name.startswith("aten::"))
+    return counter.get_total_flops()
 
 
 # --- timing -----------------------------------------------------------------------------------
@@ -94,12 +73,6 @@ def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def median_ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> float:
-    """How many times `fast` is as quick as `slow`: the median over rounds of their ratio."""
-    pairs = zip(samples[slow], samples[fast], strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-
 def streamed_bytes_per_second(num_bytes: int = 1 << 28, rounds: int = 5) -> float:
     """Read bandwidth of torch's threads over a buffer that no cache holds (256 MiB)."""
     buffer = torch.ones(num_bytes // 4)
@@ -119,7 +92,8 @@ def matrix_flops_per_second(
 # --- the machine ------------------------------------------------------------------------------
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor, by the name that the system gives it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -128,26 +102,12 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Bytes of main memory, 0 where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
-
-
-def describe_machine() -> dict[str, Any]:
-    """What a measurement must be read with: the processor, threads, load, versions."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {
-        "cpu": _cpu_name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": _memory_bytes(),
-        "load_average": load,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def measured_hardware(
@@ -157,7 +117,6 @@ def measured_hardware(
 
     dtypes   whose products to measure, fp32 by default: without instructions for it, bf16 is slow
     """
-    about = describe_machine()
     threads = torch.get_num_threads()
     with torch.inference_mode():
         peaks = {
@@ -166,11 +125,11 @@ def measured_hardware(
         }
         bandwidth = streamed_bytes_per_second(rounds=rounds)
     return HardwareSpec(
-        name=f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}",
-        memory_bytes=int(about["memory_bytes"]),
+        name=f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}",
+        memory_bytes=memory_bytes(),
         bandwidth_bytes_per_second=bandwidth,
         peak_flops_per_second=peaks,
-        source=f"measured with torch {about['torch']}",
+        source=f"measured with torch {torch.__version__}",
     )
 
 

@@ -17,25 +17,14 @@ from kvlab.specs import LayerSpec, ModelSpec
 
 #: What a formula takes out of a model.
 FIELDS = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
+    "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
     "vocab_size",
-)
+)  # fmt: skip
 #: Shapes of chapter 3: all full attention, from one KV head a query head down to one for all.
 MODELS = (
-    "smollm2-135m",
-    "llama-2-7b",
-    "llama-3-8b",
-    "llama-3.1-70b",
-    "qwen3-30b-a3b",
-    "phi-4",
-    "gemma-2b",
-    "falcon-7b",
-)
+    "smollm2-135m", "llama-2-7b", "llama-3-8b", "llama-3.1-70b", "qwen3-30b-a3b", "phi-4",
+    "gemma-2b", "falcon-7b",
+)  # fmt: skip
 ROOFLINE_HEAD = (
     "step", "FLOP", "bytes", "FLOP per byte", "at least", "tokens per second", "bound by",
 )  # fmt: skip
