@@ -637,11 +637,11 @@ def test_an_arrival_that_is_given_comes_before_the_order_of_adding(urgent, serve
 @pytest.mark.parametrize("bad", [None, 5, ["x"], [1.5], [None], "ab"], ids=repr)
 def test_tokens_that_are_no_whole_numbers_are_refused_before_a_step_meets_them(bad):
     scheduler = make_scheduler()
-    with pytest.raises(RequestError, match="expected a (list of token ids|whole number)"):
+    with pytest.raises(RequestError, match=r"expected a (list of token ids|whole number)"):
         Request("bad", bad)
     scheduler.add(request("a", 5))
     step(scheduler)
-    with pytest.raises(RequestError, match="expected a list of token ids"):
+    with pytest.raises(RequestError, match=r"expected a (list of token ids|whole number)"):
         scheduler.set_drafts("a", bad)
     drain(scheduler)
 
