@@ -450,8 +450,8 @@ class Scheduler:
         for entry in entries:
             name, computed = entry.request_id, entry.request.num_computed_tokens
             outputs = sampled.get(name) if isinstance(sampled, Mapping) else None
-            is_row = isinstance(outputs, list | tuple) and all(type(t) is int for t in outputs)
-            fits = is_row and len(outputs) <= entry.num_logits_rows
+            is_row = isinstance(outputs, list | tuple) and len(outputs) <= entry.num_logits_rows
+            fits = is_row and all(type(token) is int for token in outputs or ())
             if computed != entry.start or (entry.samples and not fits):
                 raise RequestError(
                     f"{name!r} was given {outputs!r}, and has {computed} tokens computed where its "
