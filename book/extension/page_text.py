@@ -7,15 +7,19 @@ typed number. Text that comes from docstrings is shown as it is written, not rea
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+import sympy
 
 import kvlab
 from book.extension import models_table as models
 from book.extension.field_guide import field_guide_markdown
-from kvlab import faults
+from kvlab import costs, faults
 from kvlab.configs import model_names, preset
-from kvlab.notebook import formulas
+from kvlab.notebook.formulas import expression, symbol
 from kvlab.sheet import cost_report, units
 
 PACKAGE = Path(kvlab.__file__).resolve().parent
@@ -35,15 +39,95 @@ MEANINGS = {
     "decode": "decode forwards after prefill",
     "context": "context of a step, the token being fed included",
 }
+#: Python name -> the letter of the book's notation page.
+SYMBOLS = {
+    "num_layers": "L",
+    "hidden_size": "d",
+    "num_heads": "h",
+    "num_kv_heads": "h_kv",
+    "head_dim": "d_h",
+    "intermediate_size": "d_ff",
+    "vocab_size": "V",
+    "tie_word_embeddings": "u",
+    "num_parameters": "P",
+    "bytes_per_element": "b",
+    "prompt": "p",
+    "decode": "n",
+    "context": "s",
+    "num_tokens": "m",
+    "num_queries": "q",
+    "num_keys": "k",
+    "num_pairs": "N",
+    "key_dim": "d_k",
+    "value_dim": "d_v",
+    "num_flops": "F",
+    "num_bytes": "B",
+    "bandwidth_bytes_per_second": "W",
+    "peak_flops_per_second": "C",
+    "batch": "R",
+    "num_logit_rows": "r",
+    "acceptance": "a",
+    "num_drafts": "g",
+    "num_calls": "c",
+    "seconds_per_call": "o",
+    "floor_seconds": "T",
+}
+#: Letters that LaTeX writes in another way than SymPy would.
+LATEX = {
+    "h_kv": r"h_{\mathrm{kv}}",
+    "d_ff": r"d_{\mathrm{ff}}",
+    "d_h": "d_h",
+    "d_k": "d_k",
+    "d_v": "d_v",
+}
+#: The sections of the formula sheet. Functions of costs.py that take a `min` over windows or a
+#: list of layers are sums of these and have no single symbol; they are not listed.
+SECTIONS: dict[str, tuple[Callable, ...]] = {
+    "Parameters": (
+        costs.qkv_params_per_layer, costs.output_params_per_layer, costs.mlp_params_per_layer,
+        costs.embedding_params, costs.norm_params, costs.streamed_params, costs.resident_params,
+    ),
+    "Contexts": (costs.sum_of_contexts, costs.sum_of_squared_contexts, costs.causal_pairs),
+    "FLOPs of a step": (
+        costs.projection_flops, costs.attention_flops_per_pair, costs.attention_flops,
+        costs.attention_flops_cached_step, costs.attention_flops_uncached_step,
+        costs.key_rotation_flops, costs.cached_step_flops, costs.uncached_step_flops,
+    ),
+    "FLOPs of a run": (
+        costs.cached_run_projection_flops, costs.uncached_run_projection_flops,
+        costs.cached_run_attention_flops, costs.uncached_run_attention_flops,
+    ),
+    "What the uncached loop repeats": (costs.logit_rows_discarded, costs.kv_rows_recomputed),
+    "Bytes": (
+        costs.layer_kv_bytes_per_token, costs.kv_bytes_per_token, costs.kv_bytes_read_run,
+        costs.kv_bytes_copied_by_concatenation, costs.weight_bytes, costs.cached_step_bytes,
+        costs.run_bytes,
+    ),
+    "Times": (costs.memory_seconds, costs.compute_seconds, costs.intensity),
+    "Roofline": (
+        costs.forward_flops, costs.masked_forward_flops, costs.batch_step_flops,
+        costs.batch_step_bytes, costs.kv_weight_crossover_tokens, costs.intensity_limit,
+        costs.ridge_intensity, costs.tokens_per_verified_step, costs.step_seconds_with_overhead,
+    ),
+}  # fmt: skip
+
+
+def latex(function: Callable) -> str:
+    """The right-hand side of one function of costs.py, factored as a reader would write it."""
+    letters = {symbol(name): symbol(letter) for name, letter in SYMBOLS.items()}
+    formula = sympy.factor_terms(expression(function).xreplace(letters))
+    names = {symbol(letter): text for letter, text in LATEX.items()}
+    return sympy.latex(formula, symbol_names=names, mul_symbol=r"\,")
 
 
 def formula_sheet() -> str:
     """Every formula of costs.py: per section a list of name, meaning and formula."""
     parts = []
-    for title, section in formulas.SECTIONS.items():
+    for title, section in SECTIONS.items():
         parts.append(f"## {title}\n")
-        for f in section:
-            parts.append(f"**`{f.name}`**  \n{f.description}\n\n$$\n{f.latex()}\n$$\n")
+        for function in section:
+            name, meaning = function.__name__, _first(inspect.getdoc(function))
+            parts.append(f"**`{name}`**  \n{meaning}\n\n$$\n{latex(function)}\n$$\n")
     return "\n".join(parts)
 
 
@@ -55,20 +139,17 @@ def symbols_table() -> str:
         "|---|---|---|" + "---:|" * len(specs),
     ]
     for name, meaning in MEANINGS.items():
-        letter = formulas.SYMBOLS[name]
+        letter = SYMBOLS[name]
         values = (getattr(spec, name, "") for spec in specs)
         cells = "".join(f" {int(v):,} |" if v != "" else " |" for v in values)
-        latex = formulas.LATEX.get(letter, letter)
-        lines.append(f"| ${latex}$ | `{name}` | {meaning} |{cells}")
+        lines.append(f"| ${LATEX.get(letter, letter)}$ | `{name}` | {meaning} |{cells}")
     return "\n".join(lines)
 
 
 def other_letters() -> str:
     """The letters of the formulas that the table leaves out, with their names in code."""
     return ", ".join(
-        f"${letter}$ `{name}`"
-        for name, letter in formulas.SYMBOLS.items()
-        if name not in MEANINGS
+        f"${letter}$ `{name}`" for name, letter in SYMBOLS.items() if name not in MEANINGS
     )
 
 

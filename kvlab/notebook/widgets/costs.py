@@ -66,7 +66,6 @@ class Recompute(LabWidget):
     """
 
     script = "recompute.js"
-    uses_formulas = True
     num_layers = traitlets.Int().tag(sync=True)
     model_name = traitlets.Unicode().tag(sync=True)
     prompt = traitlets.Int(6).tag(sync=True)
@@ -103,7 +102,6 @@ class CostTable(LabWidget):
     """
 
     script = "cost_table.js"
-    uses_formulas = True
     models: traitlets.List = traitlets.List().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
     prompt = traitlets.Int(2048).tag(sync=True)
@@ -197,7 +195,6 @@ class Roofline(LabWidget):
     """
 
     script = "roofline.js"
-    uses_formulas = True
     models: traitlets.List = traitlets.List().tag(sync=True)
     cards: traitlets.List = traitlets.List().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
@@ -286,7 +283,6 @@ class Shapes(LabWidget):
     """
 
     script = "shapes.js"
-    uses_formulas = True
     models: traitlets.List = traitlets.List().tag(sync=True)
     latent = traitlets.Dict().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
