@@ -331,8 +331,8 @@ print("an engine here decodes with", backend.reason)
 def unkind(seq_lens, heads=7, dim=20, block_size=5):
     """query, caches, tables, lengths; NaN wherever no token was written."""
     needed = [-(-n // block_size) for n in seq_lens]
-    ids = torch.randperm(sum(needed) + 2, generator=generator)
-    caches = torch.full((2, len(ids), block_size, 1, dim), float("nan"))
+    ids = torch.randperm(sum(needed) + 2, generator=generator) + 1  # never the null block
+    caches = torch.full((2, len(ids) + 1, block_size, 1, dim), float("nan"))
     tables = torch.full((len(seq_lens), max(needed)), 999, dtype=torch.int32)
     for r, n in enumerate(seq_lens):
         tables[r, : needed[r]], ids = ids[: needed[r]], ids[needed[r] :]
@@ -580,12 +580,12 @@ table(rows, f"Floor of one layer's decode attention, {llama.name}, 16-bit, datas
 # %% [markdown]
 # ## Measured
 #
-# `python -m kvlab.kernels.bench` checks the kernel on the GPU it finds, times it against a copy,
-# against torch's attention on contiguous K and V, and against FlashInfer where that is installed, and
-# writes a record.
+# In a clone of the repository, `python -m bench.gpu` checks the kernel on the GPU it finds, times it
+# against a copy, against torch's attention on contiguous K and V, and against FlashInfer where that is
+# installed, and writes a record.
 
 # %%
-from kvlab.kernels.bench import against_roofline, measurement_records
+from kvlab.notebook.bench_record import against_roofline, measurement_records
 
 records = measurement_records()
 for record in records:
@@ -609,18 +609,36 @@ if not records:
     )
 
 # %% [markdown]
-# Where this notebook runs on a GPU, the next cell measures three shapes.
+# Where this notebook runs on a GPU, the next cells measure three shapes: K and V that one layer of
+# the table's model reads, against what the card's own copy moves in that time.
+
+# %%
+from statistics import median
+
+from kvlab.notebook.measure import gpu_seconds, gpu_seconds_of_a_copy
+
+
+def share_of_copy(num_seqs, tokens, copied_per_second, dtype, block_size=16):
+    """Bytes of K and V per second that one launch reads, over the copy's bytes per second."""
+    num_blocks = num_seqs * tokens // block_size
+    like = {"device": "cuda", "dtype": dtype}
+    caches = torch.randn(2, num_blocks + 1, block_size, llama.num_kv_heads, llama.head_dim, **like)
+    query = torch.randn(num_seqs, llama.num_heads, llama.head_dim, **like)
+    tables = (torch.randperm(num_blocks, device="cuda") + 1).int().view(num_seqs, -1)
+    lens = torch.full((num_seqs,), tokens, device="cuda", dtype=torch.int32)
+    seconds = median(gpu_seconds(lambda: paged_decode(query, *caches, tables, lens)[0]))
+    read = 2 * num_seqs * tokens * llama.num_kv_heads * llama.head_dim * dtype.itemsize
+    return read / seconds / copied_per_second
+
 
 # %% tags=["nbval-ignore-output", "gpu"]
 # Depends on the machine: yours may differ.
-from kvlab.kernels import bench
-
 if runs_on == "cuda":
-    mine = bench.record(bench.QUICK)
-    print(f"copy: {mine['copy']['bytes_per_second'] / 1e9:,.0f} GB/s")
-    for row in mine["rows"]:
-        shape = f"{row['num_seqs']} x {row['seq_len']:,}"
-        print(f"{shape}: {row['share_of_copy']:.0%} of the copy's bandwidth", row["times_as_fast_as"])
+    copied_per_second = 2 * 2**30 / median(gpu_seconds_of_a_copy(2**30))
+    print(f"copy: {copied_per_second / 1e9:,.0f} GB/s")
+    for num_seqs, tokens in ((1, 8192), (8, 4096), (64, 2048)):
+        share = share_of_copy(num_seqs, tokens, copied_per_second, choose_backend().dtype)
+        print(f"{num_seqs} x {tokens:,}: {share:.0%} of the copy's bandwidth")
 else:
     print("no GPU here: nothing was measured")
 
@@ -667,8 +685,8 @@ for entry in [f for f in all_faults() if f.layer == "kernel"]:
 # %% [markdown]
 # One more is no bug of a kernel, but of testing one: the interpreter's `tl.dot` multiplies the raw bits
 # of bf16 numbers. kvlab widens them there, and checks bf16 on a device when there is one. And a kernel
-# that is right in the interpreter may still fail on a GPU. `python -m kvlab.kernels.bench --check` runs
-# the same comparison on the card.
+# that is right in the interpreter may still fail on a GPU. `python -m bench.gpu --check` runs the same
+# comparison on the card.
 
 # %% [markdown]
 # ## Exercises

@@ -559,11 +559,3 @@ def tokens_per_verified_step(acceptance, num_drafts):
 def step_seconds_with_overhead(num_calls, seconds_per_call, floor_seconds):
     """A step whose operator calls each cost some fixed time that nothing hides."""
     return floor_seconds + num_calls * seconds_per_call
-
-
-#: The last section of the formula sheet: what chapter 8 adds to the formulas before it.
-ROOFLINE_FORMULAS = (
-    forward_flops, masked_forward_flops, batch_step_flops, batch_step_bytes,
-    kv_weight_crossover_tokens, intensity_limit, ridge_intensity, tokens_per_verified_step,
-    step_seconds_with_overhead,
-)  # fmt: skip

@@ -148,10 +148,12 @@ def test_a_detector_sees_what_the_original_gets_whatever_the_order():
         seen.append(x)
         return original(self, x)
 
+    place = (Thing, "value")
     for first, second in (
-        ((replaced, fault), (watched, detector)), ((watched, detector), (replaced, fault)),
-    ):  # fmt: skip
-        with first[0]((Thing, "value"), first[1]), second[0]((Thing, "value"), second[1]):
+        (replaced(place, fault), watched((place, detector))),
+        (watched((place, detector)), replaced(place, fault)),
+    ):
+        with first, second:
             assert Thing().value(1) == 2
             with suspended():
                 assert Thing().value(1) == 1

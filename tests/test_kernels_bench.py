@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from kvlab.kernels import KernelError, bench
+from bench import gpu as bench
+from kvlab.kernels import KernelError
 
 
 def test_without_a_gpu_it_says_so_and_ends_well(capsys) -> None:
@@ -32,7 +33,7 @@ def test_krn_09_the_device_check_covers_the_interpreters_grid() -> None:
 def on_the_cpu(monkeypatch):
     make = bench.make_tensors
     monkeypatch.setattr(bench, "make_tensors", lambda shape, dtype: make(shape, dtype, "cpu"))
-    monkeypatch.setattr(bench, "samples", lambda run: [2e-3, 1e-3, 4e-3])
+    monkeypatch.setattr(bench, "gpu_seconds", lambda run: [2e-3, 1e-3, 4e-3])
 
 
 def test_a_row_relates_bytes_to_the_copy(on_the_cpu) -> None:

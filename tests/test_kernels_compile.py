@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kvlab.kernels import report
-from kvlab.kernels.bench import against_roofline, measurement_records
 from kvlab.kernels.splits import choose_tile
+from kvlab.notebook.bench_record import against_roofline, measurement_records
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvlab import costs, faults
 from kvlab.configs import model_names, preset
 from kvlab.notebook.formulas import expression, symbol
 from kvlab.sheet import cost_report, units
+from kvlab.specs import DATA_DIR
 
 PACKAGE = Path(kvlab.__file__).resolve().parent
 #: What a symbol stands for, in the words of the notation page.
@@ -39,77 +41,15 @@ MEANINGS = {
     "decode": "decode forwards after prefill",
     "context": "context of a step, the token being fed included",
 }
+_SHEET = json.loads((DATA_DIR / "formulas.json").read_text("utf-8"))
 #: Python name -> the letter of the book's notation page.
-SYMBOLS = {
-    "num_layers": "L",
-    "hidden_size": "d",
-    "num_heads": "h",
-    "num_kv_heads": "h_kv",
-    "head_dim": "d_h",
-    "intermediate_size": "d_ff",
-    "vocab_size": "V",
-    "tie_word_embeddings": "u",
-    "num_parameters": "P",
-    "bytes_per_element": "b",
-    "prompt": "p",
-    "decode": "n",
-    "context": "s",
-    "num_tokens": "m",
-    "num_queries": "q",
-    "num_keys": "k",
-    "num_pairs": "N",
-    "key_dim": "d_k",
-    "value_dim": "d_v",
-    "num_flops": "F",
-    "num_bytes": "B",
-    "bandwidth_bytes_per_second": "W",
-    "peak_flops_per_second": "C",
-    "batch": "R",
-    "num_logit_rows": "r",
-    "acceptance": "a",
-    "num_drafts": "g",
-    "num_calls": "c",
-    "seconds_per_call": "o",
-    "floor_seconds": "T",
-}
+SYMBOLS: dict[str, str] = _SHEET["symbols"]
 #: Letters that LaTeX writes in another way than SymPy would.
-LATEX = {
-    "h_kv": r"h_{\mathrm{kv}}",
-    "d_ff": r"d_{\mathrm{ff}}",
-    "d_h": "d_h",
-    "d_k": "d_k",
-    "d_v": "d_v",
+LATEX: dict[str, str] = _SHEET["latex"]
+#: The sections of the formula sheet, and the functions of costs.py in each.
+SECTIONS: dict[str, list[Callable]] = {
+    title: [getattr(costs, name) for name in names] for title, names in _SHEET["sections"].items()
 }
-#: The sections of the formula sheet. Functions of costs.py that take a `min` over windows or a
-#: list of layers are sums of these and have no single symbol; they are not listed.
-SECTIONS: dict[str, tuple[Callable, ...]] = {
-    "Parameters": (
-        costs.qkv_params_per_layer, costs.output_params_per_layer, costs.mlp_params_per_layer,
-        costs.embedding_params, costs.norm_params, costs.streamed_params, costs.resident_params,
-    ),
-    "Contexts": (costs.sum_of_contexts, costs.sum_of_squared_contexts, costs.causal_pairs),
-    "FLOPs of a step": (
-        costs.projection_flops, costs.attention_flops_per_pair, costs.attention_flops,
-        costs.attention_flops_cached_step, costs.attention_flops_uncached_step,
-        costs.key_rotation_flops, costs.cached_step_flops, costs.uncached_step_flops,
-    ),
-    "FLOPs of a run": (
-        costs.cached_run_projection_flops, costs.uncached_run_projection_flops,
-        costs.cached_run_attention_flops, costs.uncached_run_attention_flops,
-    ),
-    "What the uncached loop repeats": (costs.logit_rows_discarded, costs.kv_rows_recomputed),
-    "Bytes": (
-        costs.layer_kv_bytes_per_token, costs.kv_bytes_per_token, costs.kv_bytes_read_run,
-        costs.kv_bytes_copied_by_concatenation, costs.weight_bytes, costs.cached_step_bytes,
-        costs.run_bytes,
-    ),
-    "Times": (costs.memory_seconds, costs.compute_seconds, costs.intensity),
-    "Roofline": (
-        costs.forward_flops, costs.masked_forward_flops, costs.batch_step_flops,
-        costs.batch_step_bytes, costs.kv_weight_crossover_tokens, costs.intensity_limit,
-        costs.ridge_intensity, costs.tokens_per_verified_step, costs.step_seconds_with_overhead,
-    ),
-}  # fmt: skip
 
 
 def latex(function: Callable) -> str:

@@ -41,11 +41,7 @@ def tiny_bug(
 # --- the plain loop ---------------------------------------------------------------------------
 
 
-@bug(
-    at=ATTENTION,
-    run=lambda steps: detectors.check_growing_keys(scenes.tiny_model(), steps),
-    measure=scenes.naive_kl,
-)
+@bug(at=ATTENTION, run=detectors.check_growing_keys, measure=scenes.naive_kl)
 def causal_mask_missing(original, query, key, value, *, scale=None, window=None):
     """Every token sees every other one; all shapes stay."""
     group = query.shape[2] // key.shape[1]
@@ -54,11 +50,7 @@ def causal_mask_missing(original, query, key, value, *, scale=None, window=None)
     return out.transpose(1, 2)
 
 
-@bug(
-    at=FORWARD,
-    run=lambda steps: detectors.check_last_row(scenes.tiny_model(), steps),
-    measure=scenes.naive_kl,
-)
+@bug(at=FORWARD, run=detectors.check_last_row, measure=scenes.naive_kl)
 def logits_row_before_last(original, model, token_ids, positions, attend, rows=None):
     """Row i of the logits is handed out as row i + 1."""
     logits = original(model, token_ids, positions, attend, rows)

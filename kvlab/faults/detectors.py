@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from itertools import product
 from typing import Any, NoReturn
@@ -35,7 +35,9 @@ from kvlab.batch import Batch
 from kvlab.cache import ContiguousKVCache, KVCache
 from kvlab.engine import ModelRunner
 from kvlab.errors import KvlabError
+from kvlab.faults.drift import ChangedAttend
 from kvlab.faults.registry import FaultDetected, Opener, Place, watched
+from kvlab.faults.scenes import tiny_model
 from kvlab.generate import naive_generate
 from kvlab.integrity import check_schedule, check_scheduler, table_findings
 from kvlab.model import Decoder
@@ -62,22 +64,13 @@ def reported(advice: str = "") -> Iterator[None]:
         raise FaultDetected(f"{error}{advice}") from error
 
 
-@contextmanager
-def all_watched(*watchers: tuple[Place, Callable]) -> Iterator[None]:
-    """Several places watched at once."""
-    with ExitStack() as stack:
-        for place, wrapper in watchers:
-            stack.enter_context(watched(place, wrapper))
-        yield
-
-
 def live(*at: Place) -> Callable[[Callable], Opener]:
     """Decorator: the wrapper below becomes () -> context manager that watches the places."""
 
     def decorate(wrapper: Callable) -> Opener:
         @functools.wraps(wrapper)
         def watch() -> AbstractContextManager[None]:
-            return all_watched(*((place, wrapper) for place in at))
+            return watched(*((place, wrapper) for place in at))
 
         return watch
 
@@ -109,31 +102,30 @@ def at_most(limit: float, figure: Callable[[], float], says: str) -> Callable[[i
 # --- the plain loop ---------------------------------------------------------------------------
 
 
-def check_growing_keys(model: Decoder, steps: int) -> None:
+def check_growing_keys(steps: int) -> None:
     """K of old tokens must stay as it is, in every layer, when a token is added."""
-    before: list[torch.Tensor] = []
+    model, before, now = tiny_model(), list[torch.Tensor](), list[torch.Tensor]()
+
+    def keep(layer, query, key, value):
+        now.append(key)
+        return query, key, value
+
+    attend = ChangedAttend(UncachedAttention(model.spec), keep)
     for length in range(3, 3 + steps):
-        kept: list[torch.Tensor] = []
-        inner = UncachedAttention(model.spec)
-
-        def attend(layer, query, key, value, kept=kept, inner=inner):
-            kept.append(key)
-            return inner(layer, query, key, value)
-
+        before, now = now, []
         ids = torch.tensor([[(7 * i) % 50 for i in range(length)]])
         model.forward(ids, torch.arange(length)[None], attend)
-        for layer, (old, new) in enumerate(zip(before, kept, strict=False)):
+        for layer, (old, new) in enumerate(zip(before, now, strict=False)):
             if not torch.allclose(old, new[:, : length - 1], atol=1e-4):
                 detected(
                     f"layer {layer}: K of the first {length - 1} tokens changed when one more was "
                     "added, expected the same values: a token may see no later token"
                 )
-        before = kept
 
 
-def check_last_row(model: Decoder, steps: int) -> None:
+def check_last_row(steps: int) -> None:
     """The sampled token must be the best one of a forward that computes the last row alone."""
-    ids = [3, 1, 4, 1, 5]
+    model, ids = tiny_model(), [3, 1, 4, 1, 5]
     for _ in range(steps):
         sampled, positions = naive_generate(model, ids, 1)[0], torch.arange(len(ids))[None]
         attend = UncachedAttention(model.spec)
@@ -237,7 +229,7 @@ def watch_rotation() -> AbstractContextManager[None]:
                 )
         return original(query, key, value, **options)
 
-    return all_watched((FORWARD, forward), ((attention_module, "attention"), attention))
+    return watched((FORWARD, forward), ((attention_module, "attention"), attention))
 
 
 # --- attention and the contiguous cache -------------------------------------------------------
@@ -307,13 +299,13 @@ def watch_size(model, positions, attend):
     """The cache's shape and bytes against the cost model, at every forward."""
     cache = getattr(attend, "cache", None)
     if isinstance(cache, ContiguousKVCache):
-        heads, right = cache.keys[0].shape[1], model.spec.layers[0].num_kv_heads
         width = cache.keys[0].element_size()
         planned = cache.batch_size * costs.kv_bytes_per_token(model.spec, width) * cache.max_len
-        if heads != right or cache.nbytes != planned:
+        if cache.nbytes != planned:
             detected(
-                f"the cache has {heads} heads and {cache.nbytes:,} bytes, expected {right} "
-                f"heads and {planned:,} bytes: store K and V per KV head, expand on read"
+                f"the cache has {cache.keys[0].shape[1]} heads and {cache.nbytes:,} bytes, "
+                f"expected {model.spec.layers[0].num_kv_heads} heads and {planned:,} bytes: store "
+                "K and V per KV head, expand on read"
             )
 
 
@@ -354,7 +346,7 @@ def watch_pool() -> AbstractContextManager[None]:
         return result
 
     operations = ("start", "mark_computed", "fork", "truncate_to", "release")
-    return all_watched(
+    return watched(
         ((BlockManager, "grow"), room), *(((BlockManager, name), checked) for name in operations)
     )
 
@@ -391,37 +383,33 @@ def watch_copies(original, cache, owed):
 # --- the engine step --------------------------------------------------------------------------
 
 
-class Seen:
-    """What was seen of each request, to hold the next step against."""
+def request_findings(scheduler: Scheduler, seen: dict[Request, tuple[int, list[int]]]) -> list[str]:
+    """Orders never change; outputs only grow at their end; nobody is passed for ever.
 
-    def __init__(self) -> None:
-        self.orders: dict[Request, int] = {}
-        self.outputs: dict[Request, list[int]] = {}
-
-    def findings(self, scheduler: Scheduler) -> list[str]:
-        """Orders never change; outputs only grow at their end; nobody is passed for ever."""
-        found = []
-        for request in scheduler.requests.values():
-            name, order = request.request_id, self.orders.setdefault(request, request.order)
-            if request.order != order:
-                found.append(
-                    f"{name} was number {order} in line and is now {request.order}; a preempted "
-                    "request keeps its place"
-                )
-            before, now = self.outputs.get(request, []), request.output_token_ids
-            if now[: len(before)] != before:
-                found.append(
-                    f"{name} had {len(before)} outputs and has {len(now)}: those that were sampled "
-                    "must stay"
-                )
-            self.outputs[request] = now
-            limit = getattr(scheduler, "max_head_skips", 0)
-            if request.num_skips > limit + scheduler.config.max_num_seqs:
-                found.append(
-                    f"{name} was passed {request.num_skips} times; the bound is {limit} (and what "
-                    "one step admits)"
-                )
-        return found
+    seen  place in line and outputs of each request when it was last looked at
+    """
+    found = []
+    limit = getattr(scheduler, "max_head_skips", 0)
+    for request in scheduler.requests.values():
+        name, now = request.request_id, request.output_token_ids
+        order, before = seen.get(request, (request.order, []))
+        seen[request] = order, now
+        if request.order != order:
+            found.append(
+                f"{name} was number {order} in line and is now {request.order}; a preempted "
+                "request keeps its place"
+            )
+        if now[: len(before)] != before:
+            found.append(
+                f"{name} had {len(before)} outputs and has {len(now)}: those that were sampled "
+                "must stay"
+            )
+        if request.num_skips > limit + scheduler.config.max_num_seqs:
+            found.append(
+                f"{name} was passed {request.num_skips} times; the bound is {limit} (and what "
+                "one step admits)"
+            )
+    return found
 
 
 def result_findings(
@@ -453,24 +441,25 @@ def watch_steps() -> AbstractContextManager[None]:
     after update()      queues and pool; outputs only grow; kept drafts are what was sampled;
                         prefix hits are only counted for what others had computed
     """
-    seen: dict[Scheduler, Seen] = {}
+    seen: dict[Request, tuple[int, list[int]]] = {}
 
-    def look(findings: list[str], scheduler: Scheduler, check: Callable, *arguments: Any) -> None:
-        if findings:
-            detected("; ".join(findings))
-        with reported():
-            check(*arguments)
-        if found := seen.setdefault(scheduler, Seen()).findings(scheduler):
+    def expect_none(found: list[str]) -> None:
+        if found:
             detected("; ".join(found))
 
     def schedule(original, scheduler, *rest):
         made = original(scheduler, *rest)
-        look([], scheduler, check_schedule, scheduler, made)
+        with reported():
+            check_schedule(scheduler, made)
+        expect_none(request_findings(scheduler, seen))
         return made
 
     def update(original, scheduler, made, *rest):
         kept = original(scheduler, made, *rest)
-        look(result_findings(scheduler, made, kept), scheduler, check_scheduler, scheduler)
+        expect_none(result_findings(scheduler, made, kept))
+        with reported():
+            check_scheduler(scheduler)
+        expect_none(request_findings(scheduler, seen))
         return kept
 
     def run(original, runner, batch: Batch, *arguments):
@@ -478,7 +467,7 @@ def watch_steps() -> AbstractContextManager[None]:
             batch.check()
         return original(runner, batch, *arguments)
 
-    return all_watched(
+    return watched(
         ((Scheduler, "schedule"), schedule),
         ((Scheduler, "update"), update),
         ((ModelRunner, "run"), run),

@@ -49,6 +49,7 @@ def text_ids() -> tuple[int, ...]:
     return tuple(checkpoint().encode(TEXT))
 
 
+@cache
 def redeclared(
     model: Decoder, *, rope: RopeSpec | None = None, window: int | None = None
 ) -> Decoder:
@@ -214,14 +215,10 @@ def mean_kl(
     """measure(): mean KL of drift(**options), as if the checkpoint declared this rope or window."""
 
     def measure() -> float:
-        return drift(_declared(rope, window), **options).mean_kl
+        model = redeclared(checkpoint().model, rope=rope, window=window)
+        return drift(model, **options).mean_kl
 
     return measure
-
-
-@cache
-def _declared(rope: RopeSpec | None, window: int | None) -> Decoder:
-    return redeclared(checkpoint().model, rope=rope, window=window)
 
 
 # --- decode positions moved by an offset ------------------------------------------------------

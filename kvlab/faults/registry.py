@@ -20,9 +20,10 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from inspect import isfunction
+from operator import itemgetter
 from typing import Any
 
 from kvlab.errors import KvlabError
@@ -66,16 +67,8 @@ class FaultDetected(FaultError, AssertionError):
 # --- standing in a function's place -----------------------------------------------------------
 
 
-@dataclass
-class _Standing:
-    """What stands before one function."""
-
-    original: Callable
-    detectors: list[Wrapper] = field(default_factory=list)
-    faults: list[Wrapper] = field(default_factory=list)
-
-
-_STANDING: dict[Place, _Standing] = {}
+#: What stands before a function: (the original, [(is it a fault, wrapper) as they were opened])
+_STANDING: dict[Place, tuple[Callable, list[tuple[bool, Wrapper]]]] = {}
 
 
 def _before(wrapper: Wrapper, function: Callable) -> Callable:
@@ -86,27 +79,26 @@ def _before(wrapper: Wrapper, function: Callable) -> Callable:
     return call
 
 
+def _install(place: Place) -> None:
+    function, wrappers = _STANDING[place]
+    for _, wrapper in sorted(wrappers, key=itemgetter(0)):  # detectors come first: innermost
+        function = _before(wrapper, function)
+    setattr(*place, function)
+
+
 @contextmanager
 def _stand(place: Place, wrapper: Wrapper, is_fault: bool) -> Iterator[None]:
     owner, name = place
     assert isfunction(vars(owner).get(name)), f"{owner!r} has no function {name!r} of its own"
-    here = _STANDING.setdefault(place, _Standing(vars(owner)[name]))
-    wrappers = here.faults if is_fault else here.detectors
-
-    def install() -> None:
-        function = here.original
-        for each in here.detectors + here.faults:  # the first one is the innermost
-            function = _before(each, function)
-        setattr(owner, name, function)
-
-    wrappers.append(wrapper)
-    install()
+    _, wrappers = _STANDING.setdefault(place, (vars(owner)[name], []))
+    wrappers.append((is_fault, wrapper))
+    _install(place)
     try:
         yield
     finally:
-        wrappers.remove(wrapper)
-        install()
-        if not (here.detectors or here.faults):
+        wrappers.remove((is_fault, wrapper))
+        _install(place)
+        if not wrappers:
             del _STANDING[place]
 
 
@@ -115,9 +107,13 @@ def replaced(place: Place, wrapper: Wrapper) -> AbstractContextManager[None]:
     return _stand(place, wrapper, is_fault=True)
 
 
-def watched(place: Place, wrapper: Wrapper) -> AbstractContextManager[None]:
-    """For a detector: like `replaced`, but always inside every fault."""
-    return _stand(place, wrapper, is_fault=False)
+@contextmanager
+def watched(*pairs: tuple[Place, Wrapper]) -> Iterator[None]:
+    """For a detector: like `replaced`, one or several at once, always inside every fault."""
+    with ExitStack() as stack:
+        for place, wrapper in pairs:
+            stack.enter_context(_stand(place, wrapper, is_fault=False))
+        yield
 
 
 def replaced_places() -> list[str]:
@@ -131,14 +127,14 @@ def suspended() -> Iterator[None]:
 
     For computing the right answer while a fault is on.
     """
-    standing = {(owner, name): vars(owner)[name] for owner, name in _STANDING}
-    for (owner, name), here in _STANDING.items():
-        setattr(owner, name, here.original)
+    now = {place: getattr(*place) for place in _STANDING}
+    for place, (original, _) in _STANDING.items():
+        setattr(*place, original)
     try:
         yield
     finally:
-        for (owner, name), function in standing.items():
-            setattr(owner, name, function)
+        for place, function in now.items():
+            setattr(*place, function)
 
 
 # --- the registry -----------------------------------------------------------------------------
@@ -204,9 +200,7 @@ def bug(
         assert name in TEXTS, f"data/faults.toml says nothing about {name}"
 
         def detect(steps: int = 8) -> None:
-            with ExitStack() as stack:
-                if watch is not None:
-                    stack.enter_context(watch())
+            with nullcontext() if watch is None else watch():
                 run(steps)
 
         _FAULTS[name] = Fault(

@@ -23,7 +23,6 @@ from kvlab.blocks import BlockPool
 from kvlab.cache import ContiguousKVCache
 from kvlab.engine import Engine, StepResult
 from kvlab.errors import KvlabError, OutOfBlocks
-from kvlab.faults.detectors import detected
 from kvlab.faults.drift import (
     cached_logits,
     checkpoint,
@@ -37,10 +36,10 @@ from kvlab.generate import PagedDecoder, padded_generate
 from kvlab.kernels import reference as kernel_steps
 from kvlab.kernels.reference import paged_decode_reference
 from kvlab.model import Decoder
-from kvlab.notebook.policies import PassHeadFullLength
 from kvlab.paged import PagedKVCache
 from kvlab.request import Request
 from kvlab.sampling import NgramProposer
+from kvlab.scheduler import Scheduler
 from kvlab.specs import LayerSpec, ModelSpec, RopeSpec
 from kvlab.tables import BlockManager
 
@@ -73,16 +72,12 @@ def run_padded(steps: int = 8) -> None:
 
 
 def run_rollbacks(steps: int = 8) -> None:
-    """The cases of the report on a 3-token cache, then a reset after a run."""
-    for action, given, right in (
-        ("truncate_to", 0, 0), ("drop_last", 5, 0), ("drop_last", 0, 3), ("drop_last", 2, 1),
-    ):  # fmt: skip
-        kv_cache = ContiguousKVCache(tiny_model().spec, 1, 8)
-        run_tiny(steps=0, prompt_len=3, kv_cache=kv_cache)
-        getattr(kv_cache, action)(given)
-        if kv_cache.length != right:
-            detected(f"{action}({given}) on 3 tokens left {kv_cache.length}, expected {right}")
+    """3 tokens, a few of them dropped, a reset, as in the report; then the same after a run."""
     kv_cache = ContiguousKVCache(tiny_model().spec, 1, 6 + steps)
+    for num_tokens in (0, 2, 5):
+        run_tiny(steps=0, prompt_len=3, kv_cache=kv_cache)
+        kv_cache.drop_last(num_tokens)
+        kv_cache.reset()
     run_tiny(steps, kv_cache=kv_cache)
     kv_cache.reset()
 
@@ -325,21 +320,15 @@ def foreign_block_error() -> float:
 PROMPTS = tuple(tuple((7 * i + 3 * j) % 50 for j in range(6 + 3 * i)) for i in range(7))
 
 
-def crowded(steps: int = 8, **options) -> tuple[list[StepResult], Engine]:
-    """Run the prompts on the tiny model in a pool that is too small for all; step by step.
-
-    steps   outputs per request are about this many, so a long watch is a long run
-    """
-    outputs = max(min(steps, 40), 12)
-    settings = {
-        "num_blocks": 22 if outputs <= 12 else 34,
-        "block_size": 4,
-        "max_num_batched_tokens": 16,
-        "proposer": NgramProposer(),
-    } | options
-    engine, results = Engine(tiny_model(), **settings), []
+def crowded(num_blocks: int = 22, drafts: bool = True) -> tuple[list[StepResult], Engine]:
+    """Run the prompts on the tiny model in a pool that is too small for all; step by step."""
+    engine = Engine(
+        tiny_model(), num_blocks=num_blocks, block_size=4, max_num_batched_tokens=16,
+        proposer=NgramProposer() if drafts else None,
+    )  # fmt: skip
+    results = []
     for prompt in PROMPTS:
-        engine.add_request(prompt, max_new_tokens=outputs)
+        engine.add_request(prompt, max_new_tokens=12)
     while engine.has_requests:
         results.append(engine.step())
     return results, engine
@@ -357,21 +346,24 @@ def delivered(**options) -> dict[str, list[int]]:
 def run_engine(steps: int = 8) -> None:
     """The crowded run, over and over for a long watch, then light requests passing."""
     for _ in range(max(steps // 40, 1)):
-        crowded(steps)
+        crowded()
     steps_at_the_head()
 
 
-class PassThree(PassHeadFullLength):
-    """Admits whole prompts; three lighter ones may pass the first."""
+class PassThree(Scheduler):
+    """Three lighter requests may pass the first one."""
 
     max_head_skips = 3
+
+    def may_pass(self, head: Request) -> bool:
+        return head.num_skips < self.max_head_skips
 
 
 def steps_at_the_head() -> float:
     """A heavy request at the head while light ones keep coming; how long it stood there."""
     engine = Engine(
-        tiny_model(), num_blocks=15, block_size=4, max_num_batched_tokens=48, prefix_caching=False,
-        scheduler=PassThree, max_num_seqs=4,
+        tiny_model(), num_blocks=15, block_size=4, max_num_batched_tokens=64, prefix_caching=False,
+        enable_chunked_prefill=False, scheduler=PassThree, max_num_seqs=4,
     )  # fmt: skip
     engine.add_request(list(range(12)), max_new_tokens=4)
     engine.step()
@@ -388,7 +380,7 @@ def steps_at_the_head() -> float:
 def wrong_share(**options) -> float:
     """Share of requests whose greedy outputs differ from running alone."""
     with suspended():
-        right = delivered(proposer=None, num_blocks=200)
+        right = delivered(num_blocks=200, drafts=False)
     try:
         got = delivered(**options)
     except Exception:  # a fault may also end in an error: nothing right came out
@@ -397,7 +389,7 @@ def wrong_share(**options) -> float:
 
 
 #: The same without drafts.
-wrong_share_undrafted = partial(wrong_share, proposer=None)
+wrong_share_undrafted = partial(wrong_share, drafts=False)
 
 
 def budget_ratio() -> float:
@@ -408,7 +400,7 @@ def budget_ratio() -> float:
 
 def false_hits() -> float:
     """Tokens reported as prefix hits although no two prompts share a block."""
-    _, engine = crowded(proposer=None)
+    _, engine = crowded(drafts=False)
     return float(engine.scheduler.stats.num_cached_tokens)
 
 

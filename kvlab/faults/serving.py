@@ -24,7 +24,6 @@ from kvlab.blocks import BlockPool
 from kvlab.faults import detectors, scenes
 from kvlab.faults.registry import Place, bug
 from kvlab.kernels import reference as kernel_steps
-from kvlab.notebook.policies import PassHead
 from kvlab.paged import PagedKVCache
 from kvlab.scheduler import Schedule, Scheduler, SchedulerStats
 from kvlab.tables import BlockManager, PrefixStats
@@ -235,6 +234,6 @@ def own_blocks_counted_as_hits(original, stats, request, num_tokens):
     request.num_preemptions = preemptions
 
 
-@step_bug((PassHead, "may_pass"), scenes.steps_at_the_head)
+@step_bug((scenes.PassThree, "may_pass"), scenes.steps_at_the_head)
 def head_is_passed_for_ever(original, scheduler, head):
     return True

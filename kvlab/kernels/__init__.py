@@ -6,7 +6,6 @@
     reference      the same in torch: float64 by gather, the kernel's programs one after another,
                    and what one program loads
     report         python -m kvlab.kernels.report: compiled for GPUs that are not here
-    bench          python -m kvlab.kernels.bench: timed on the GPU that is
 
 Neither torch nor triton is imported here: Triton reads TRITON_INTERPRET when it is first
 imported, so whoever wants its interpreter must be able to set that before. choose_backend loads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 
 from kvlab.notebook.display import figure, say, table
@@ -145,3 +146,26 @@ def say_products(record: Record) -> None:
             f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. "
             "Products are most of a batch's step, so the engine gains little more than they allow."
         )
+
+
+# -- the kernel on a GPU, as `python -m bench.gpu` records it ------------------------------------
+
+
+def measurement_records() -> list[dict]:
+    """Every kernel record in data/measurements, oldest first. Empty until somebody makes one."""
+    paths = sorted((DATA_DIR / "measurements").glob("kernel_*.json"))
+    records = [json.loads(path.read_text("utf-8")) for path in paths]
+    return sorted(records, key=lambda record: record["date"])
+
+
+def against_roofline(record: dict) -> list[dict]:
+    """One row a shape of a record: predicted seconds (KV bytes at copy bandwidth) and measured."""
+    return [
+        {
+            "sequences": row["num_seqs"],
+            "tokens": row["seq_len"],
+            "predicted_seconds": row["kv_bytes"] / record["copy"]["bytes_per_second"],
+            "measured_seconds": statistics.median(row["seconds"]["kvlab"]),
+        }
+        for row in record["rows"]
+    ]

@@ -21,17 +21,11 @@ from kvlab.specs import LayerSpec
 #: Parameters that are objects: the fields that a formula takes out of them.
 FIELDS = {
     "spec": (
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "intermediate_size",
-        "vocab_size",
-        "tie_word_embeddings",
+        "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+        "vocab_size", "tie_word_embeddings",
     ),
     "layer": ("num_kv_heads", "key_dim", "value_dim"),
-}
+}  # fmt: skip
 
 
 def symbol(name: str) -> sympy.Symbol:

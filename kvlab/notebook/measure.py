@@ -172,3 +172,25 @@ def measured_hardware(
         peak_flops_per_second=peaks,
         source=f"measured with torch {about['torch']}",
     )
+
+
+def gpu_seconds(run: Callable[[], Any], repeats: int = 20, flush_bytes: int = 2**28) -> list[float]:
+    """Seconds of each call by CUDA events, the second-level cache overwritten before each."""
+    flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for _ in range(3):
+        run()
+    for start, end in events:
+        flush.zero_()
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+def gpu_seconds_of_a_copy(num_bytes: int = 2**30) -> list[float]:
+    """Seconds of each copy on the GPU; it reads and writes num_bytes each time."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return gpu_seconds(lambda: target.copy_(source))

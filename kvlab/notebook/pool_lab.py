@@ -17,48 +17,20 @@ from kvlab.errors import KvlabError
 from kvlab.integrity import table_findings
 from kvlab.notebook import NotebookError, require
 from kvlab.notebook.policies import EVICTION, FULL_HIT
+from kvlab.notebook.simulation import SCENES
 from kvlab.request import Request
 from kvlab.tables import BlockManager
 
 MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_OPERATIONS, MAX_TOKENS = 48, 16, 80, 64
 
 #: What prompts are cut from: equal beginnings are what prefix caching lives on.
-TEXTS = {
-    "story": "once upon a time there was a small cache that never forgot a single key".split(),
-    "recipe": "take two blocks of butter and fold them into one page of flour then wait".split(),
-    "letter": "dear reader thank you for the tokens that you sent us on monday morning".split(),
-}
+TEXTS: dict[str, list[str]] = {name: text.split() for name, text in SCENES["texts"].items()}
 
 #: Names of operations a question may contain.
 OPERATIONS = ("arrive", "append", "fork", "truncate", "free", "preempt", "break")
 
 #: The first thing the widget shows, for 12 blocks of 4: every kind of event once.
-TOUR: tuple[dict, ...] = (
-    {"op": "arrive", "text": "story", "length": 10},
-    {"op": "append", "name": "A"},
-    {"op": "append", "name": "A"},
-    {"op": "append", "name": "A"},
-    {"op": "arrive", "text": "story", "length": 11},
-    {"op": "fork", "name": "B"},
-    {"op": "append", "name": "C"},
-    {"op": "append", "name": "B"},
-    {"op": "append", "name": "C"},
-    {"op": "append", "name": "C"},
-    {"op": "arrive", "text": "recipe", "length": 13},
-    {"op": "free", "name": "A"},
-    {"op": "truncate", "name": "C", "drop": 4},
-    {"op": "append", "name": "D"},
-    {"op": "free", "name": "B"},
-    {"op": "free", "name": "C"},
-    {"op": "arrive", "text": "letter", "length": 14},
-    {"op": "append", "name": "E"},
-    {"op": "append", "name": "E"},
-    {"op": "append", "name": "E"},
-    {"op": "free", "name": "D"},
-    {"op": "arrive", "text": "recipe", "length": 9},
-    {"op": "arrive", "text": "story", "length": 13},
-    {"op": "arrive", "text": "letter", "length": 9},
-)
+TOUR: list[dict] = SCENES["tour"]
 
 
 def pool_trace(

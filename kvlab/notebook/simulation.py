@@ -8,6 +8,7 @@ explains the other.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -20,24 +21,15 @@ from kvlab.notebook import NotebookError, require
 from kvlab.notebook.policies import scheduler_for
 from kvlab.request import Request
 from kvlab.scheduler import Reason, Schedule, ScheduledRequest, Scheduler, SchedulerConfig
+from kvlab.specs import DATA_DIR
 from kvlab.tables import BlockManager
 
 MAX_REQUESTS, MAX_STEPS, MAX_TOKENS = 12, 400, 2000
 
 
+SCENES = json.loads((DATA_DIR / "scenes.json").read_text("utf-8"))
 #: One sentence for each reason: what the widget and the chapter print.
-REASON_TEXT = {
-    Reason.NOTHING_NEW: "every known token is computed already",
-    Reason.TOKEN_BUDGET: "the step's token budget is spent",
-    Reason.THRESHOLD: "cut to the long-prefill threshold",
-    Reason.NO_BLOCKS: "no free blocks",
-    Reason.PROMISED_BLOCKS: "the free blocks are promised to prompts that are half way in",
-    Reason.CHUNKING_OFF: "the whole prompt does not fit the budget and chunking is off",
-    Reason.MAX_SEQS: "max_num_seqs requests are running",
-    Reason.BEHIND_HEAD: "strict order: an earlier request is waiting",
-    Reason.PREEMPTED: "gave its blocks to an earlier request; will be computed again",
-    Reason.AFTER_PREEMPTION: "nothing is admitted in a step that had to preempt",
-}
+REASON_TEXT = {Reason(name): text for name, text in SCENES["reasons"].items()}
 
 
 # -- a step and a request as plain values -------------------------------------------------------
@@ -234,62 +226,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "small_pool": Workload(
-        "six requests and a small pool",
-        (
-            Arrival("A", 0, 14, 6, shared=8),
-            Arrival("B", 0, 6, 10),
-            Arrival("C", 2, 12, 5, shared=8),
-            Arrival("D", 5, 18, 4),
-            Arrival("E", 7, 10, 6, shared=8),
-            Arrival("F", 8, 3, 7),
-        ),
-        {
-            "max_num_batched_tokens": 12,
-            "max_num_seqs": 4,
-            "long_prefill_token_threshold": 8,
-        },
-        num_blocks=12,
-    ),
-    "long_prompt": Workload(
-        "a long prompt arrives among decodes",
-        (
-            Arrival("A", 0, 6, 14),
-            Arrival("B", 0, 5, 14),
-            Arrival("long", 3, 48, 4),
-            Arrival("C", 4, 5, 8),
-        ),
-        {"max_num_batched_tokens": 16, "max_num_seqs": 8},
-        num_blocks=32,
-    ),
-    "first_chunk": Workload(
-        "a prompt that is let in too early",
-        (
-            Arrival("A", 0, 13, 16),
-            Arrival("B", 0, 13, 16),
-            Arrival("C", 1, 12, 16),
-            Arrival("D", 4, 24, 3),
-        ),
-        {
-            "max_num_batched_tokens": 16,
-            "max_num_seqs": 8,
-            "long_prefill_token_threshold": 8,
-        },
-        num_blocks=16,
-        prefix_caching=False,
-    ),
-    "head_of_line": Workload(
-        "a heavy request at the head of the line",
-        (
-            Arrival("A", 0, 20, 8),
-            Arrival("heavy", 1, 40, 2),
-            Arrival("B", 2, 6, 3),
-            Arrival("C", 2, 6, 3),
-            Arrival("D", 3, 6, 3),
-        ),
-        {"max_num_batched_tokens": 32, "max_num_seqs": 8, "admission": "full_length"},
-        num_blocks=14,
-    ),
+    name: Workload(**{**scene, "arrivals": tuple(Arrival(**each) for each in scene["arrivals"])})
+    for name, scene in SCENES["workloads"].items()
 }
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvlab.notebook.widgets.sheet import Audit
+from book.extension.page_widgets import Audit
 from kvlab.sheet import ask_audit
 
 pytestmark = pytest.mark.browser

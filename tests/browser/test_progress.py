@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from book.extension.page_widgets import Progress
 from kvlab.notebook import exercises
-from kvlab.notebook.widgets.practice import Progress
 
 pytestmark = pytest.mark.browser
 

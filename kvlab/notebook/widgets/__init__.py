@@ -9,8 +9,8 @@ fetched from anywhere. The classes, by what they show:
     scenes      Pool, Steps: blocks and engine steps, played over kvlab's own files
     positions   Rotate, DriftCurves: what a position does to a score, and to the model
     splits      Splits: how the programs of a launch fill a card
-    sheet       Capacity, Audit: what fits a card, and an engine's log beside it
-    practice    Predict, Progress: the reader's guess, and the exercises
+    sheet       Capacity: what fits a card
+    practice    Predict: the reader's guess
 
 To write one:
 
@@ -122,7 +122,10 @@ def show(widget: LabWidget) -> None:
 
 @cache
 def module_text(script: str) -> str:
-    """The ES module of one widget: shared helpers, the formulas it calls, the widget's own file."""
+    """The ES module of one widget: shared helpers, the formulas it calls, the widget's own file.
+
+    script   its file in this folder, or a whole path
+    """
     shared = [(FOLDER / "shared" / name).read_text("utf-8") for name in SHARED]
     own = (FOLDER / script).read_text("utf-8")
     return "\n".join([*shared, javascript(called_in(own)), own])

@@ -1,14 +1,13 @@
-"""What the reader answers: a guess before its result, and the exercises of the whole book."""
+"""What the reader answers before a result is shown: a guess."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 
 import traitlets
 
-from kvlab.notebook import exercises, require
+from kvlab.notebook import require
 from kvlab.notebook.widgets import LabWidget, Twin
 
 
@@ -46,42 +45,3 @@ class Predict(LabWidget):
         shown = f"{self.answer:,.4g} {self.unit}".strip()
         head, row = ("question", "computed answer"), (self.question, shown)
         return Twin("The computed answer", head, [row], self.explanation, folded=True)
-
-
-class Progress(LabWidget):
-    """Every exercise of the book with a place for its answer.
-
-    Answers are checked by kvlab's own checkers, in the page or by the kernel. What is solved is
-    kept in the browser's localStorage on the page, and in the kernel in a notebook.
-    """
-
-    script = "progress.js"
-    exercises: traitlets.List = traitlets.List().tag(sync=True)
-
-    def __init__(self, **traits) -> None:
-        super().__init__(**traits)
-        self.exercises = [
-            {
-                "id": exercise.id,
-                "chapter": chapter,
-                "title": exercise.title,
-                "question": inspect.cleandoc(exercise.question),
-                "hint": exercise.hint,
-                "kind": _kind(exercise),
-            }
-            for chapter in exercises.CHAPTERS
-            for exercise in exercises.chapter_exercises(chapter)
-        ]
-
-    def twin(self) -> Twin:
-        """One row an exercise."""
-        where = {"notebook": "in the notebook", "value": "here", "code": "here"}
-        rows = [(e["id"], e["title"], e["question"], where[e["kind"]]) for e in self.exercises]
-        return Twin("All exercises", ("number", "title", "question", "where"), rows)
-
-
-def _kind(exercise: exercises.Exercise) -> str:
-    """value or code where the page can check it, notebook where it needs torch."""
-    if exercise.needs_torch:
-        return "notebook"
-    return "code" if callable(exercise.solution) else "value"

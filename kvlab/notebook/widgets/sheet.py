@@ -1,20 +1,17 @@
-"""The calculator's two widgets: what fits a card, and an engine's log beside the prediction.
+"""The calculator's widget: what fits a card.
 
-Both ask the same Python that the command line runs, in the kernel or in the page. The first answer
+It asks the same Python that the command line runs, in the kernel or in the page. The first answer
 is computed when the widget is made, so the page shows it before any Python has been started.
 """
 
 from __future__ import annotations
 
-import json
-
 import traitlets
 
-from kvlab.configs import hardware, hardware_names, model_index, model_names, preset
+from kvlab.configs import hardware, hardware_names, model_index, preset
 from kvlab.costs import FORMATS
 from kvlab.notebook.widgets import LabWidget, Twin
-from kvlab.sheet import ask_audit, ask_capacity, units
-from kvlab.specs import DATA_DIR
+from kvlab.sheet import ask_capacity, units
 
 #: Rows of the plan: label, and the key of the answer.
 PLAN = (
@@ -85,49 +82,3 @@ class Capacity(LabWidget):
             rows,
             f"To make it fit: {advice}." if advice else "",
         )
-
-
-class Audit(LabWidget):
-    """The audit page: paste a config and a start-up log, as for `kvlab audit`.
-
-    model     a name of data/models, used until a config is pasted
-    examples  documented logs from data/engine_logs to begin with
-    """
-
-    script = "audit.js"
-    models: traitlets.List = traitlets.List().tag(sync=True)
-    examples: traitlets.List = traitlets.List().tag(sync=True)
-    model = traitlets.Unicode("llama-3-8b").tag(sync=True)
-    log = traitlets.Unicode().tag(sync=True)
-    answer = traitlets.Dict().tag(sync=True)
-
-    def __init__(self, **traits) -> None:
-        super().__init__(**traits)
-        self.models = [{"slug": name, "name": preset(name).name} for name in model_names()]
-        folder = DATA_DIR / "engine_logs"
-        self.examples = [
-            {**entry, "text": (folder / entry["file"]).read_text("utf-8")}
-            for entry in json.loads((folder / "index.json").read_text("utf-8"))["logs"]
-        ]
-        texts = {example["file"]: example["text"] for example in self.examples}
-        self.log = self.log or texts["vllm-v1-two-lines.log"]
-        self.answer = ask_audit(self.log, model=self.model)
-
-    def twin(self) -> Twin:
-        """The checks of the first log."""
-        rows = [
-            (
-                check["name"],
-                *(_shown(check[side], check["unit"]) for side in ("predicted", "reported")),
-                *("yes" if check[key] else "no" for key in ("agrees", "independent")),
-            )
-            for check in self.answer["checks"]
-        ]
-        head = ("check", "predicted", "reported", "agrees", "independent")
-        return Twin(f"{self.answer['engine']} log, {self.answer['model']}", head, rows)
-
-
-def _shown(value: float | None, unit: str) -> str:
-    if value is None:
-        return "not known"
-    return units.both_bytes(value) if unit == "bytes" else f"{value:,.10g} {unit}"

@@ -1,4 +1,4 @@
-"""python -m kvlab.kernels.bench [--quick] [--check] [--out FILE]: time the kernel on this GPU.
+"""python -m bench.gpu [--quick] [--check] [--out FILE]: time the kernel on this GPU.
 
 Correctness first: a wrong kernel is not timed. Then CUDA events over shapes, with the second-level
 cache flushed before each sample, against the copy bandwidth measured in the same run and against
@@ -31,9 +31,10 @@ from kvlab.kernels import paged_decode as kernels
 from kvlab.kernels.choose import half_dtype
 from kvlab.kernels.paged_decode import kernel_device, paged_decode
 from kvlab.kernels.reference import paged_decode_reference
-from kvlab.specs import DATA_DIR
+from kvlab.notebook.measure import gpu_seconds, gpu_seconds_of_a_copy
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+COPIED_BYTES = 2**30
 Calls = dict[str, Callable[[], torch.Tensor]]
 
 
@@ -166,30 +167,7 @@ def other_kernels(
     return calls
 
 
-# -- the clock --------------------------------------------------------------------------
-
-
-def samples(run: Callable[[], Any], repeats: int = 20, flush_bytes: int = 2**28) -> list[float]:
-    """Seconds of each call by CUDA events, the second-level cache overwritten before each."""
-    flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for _ in range(3):
-        run()
-    for start, end in events:
-        flush.zero_()
-        start.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1e3 for start, end in events]
-
-
-def copy_bandwidth(num_bytes: int = 2**30) -> dict[str, Any]:
-    """Bytes per second of a device copy, read and written bytes both counted."""
-    source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    seconds = samples(lambda: target.copy_(source))
-    return {"bytes_per_second": 2 * num_bytes / statistics.median(seconds), "seconds": seconds}
+# -- one shape, and the whole record ----------------------------------------------------
 
 
 def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> dict[str, Any]:
@@ -206,7 +184,7 @@ def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> di
     for name, run in calls.items():
         try:
             torch.testing.assert_close(run(), want, atol=3e-2, rtol=3e-2)
-            row["seconds"][name] = samples(run)
+            row["seconds"][name] = gpu_seconds(run)
         except Exception as error:  # one that cannot take this shape is part of the record
             row.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:200]
     medians = {name: statistics.median(seconds) for name, seconds in row["seconds"].items()}
@@ -222,7 +200,8 @@ def record(shapes: list[Shape]) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     dtype, why = half_dtype(torch.cuda.get_device_capability(0))
     checked = check_results([torch.float32, dtype])
-    copied = copy_bandwidth()
+    copied = gpu_seconds_of_a_copy(COPIED_BYTES)
+    copied_per_second = 2 * COPIED_BYTES / statistics.median(copied)
     return {
         "hardware": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
@@ -239,34 +218,14 @@ def record(shapes: list[Shape]) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "dtype_reason": why,
         "checked": checked,
-        "copy": copied,
-        "rows": [time_shape(shape, dtype, copied["bytes_per_second"]) for shape in shapes],
+        "copy": {"bytes_per_second": copied_per_second, "seconds": copied},
+        "rows": [time_shape(shape, dtype, copied_per_second) for shape in shapes],
     }
-
-
-def measurement_records() -> list[dict]:
-    """Every record in data/measurements, oldest first. Empty as long as nobody has made one."""
-    paths = sorted((DATA_DIR / "measurements").glob("kernel_*.json"))
-    records = [json.loads(path.read_text("utf-8")) for path in paths]
-    return sorted(records, key=lambda record: record["date"])
-
-
-def against_roofline(record: dict) -> list[dict]:
-    """One row a shape of a record: predicted seconds (KV bytes at copy bandwidth) and measured."""
-    return [
-        {
-            "sequences": row["num_seqs"],
-            "tokens": row["seq_len"],
-            "predicted_seconds": row["kv_bytes"] / record["copy"]["bytes_per_second"],
-            "measured_seconds": statistics.median(row["seconds"]["kvlab"]),
-        }
-        for row in record["rows"]
-    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line. Exit status 1 only when the kernel is wrong on this GPU."""
-    parser = argparse.ArgumentParser(prog="python -m kvlab.kernels.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three shapes instead of all")
     parser.add_argument("--check", action="store_true", help="only compare with float64")
     parser.add_argument("--out", type=Path, help="write the JSON record here, not to the screen")
