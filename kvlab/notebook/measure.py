@@ -94,12 +94,6 @@ def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def median_ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> float:
-    """How many times `fast` is as quick as `slow`: the median over rounds of their ratio."""
-    pairs = zip(samples[slow], samples[fast], strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-
 def streamed_bytes_per_second(num_bytes: int = 1 << 28, rounds: int = 5) -> float:
     """Read bandwidth of torch's threads over a buffer that no cache holds (256 MiB)."""
     buffer = torch.ones(num_bytes // 4)
