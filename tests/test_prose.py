@@ -17,7 +17,7 @@ RUNNING_EXAMPLE = {2048.0, 512.0}
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_chapters_type_no_results(path):
-    exercises = ROOT / "kvlab" / "exercises" / f"ch{path.name[:2]}.py"
+    exercises = ROOT / "kvlab" / "notebook" / "exercises" / f"ch{path.name[:2]}.py"
     code = exercises.read_text(encoding="utf-8") if exercises.is_file() else ""
     found = chapter_results(jupytext.read(path, fmt="py:percent"), code)
     assert not found, "show these through say(f'...') or a table:\n" + "\n".join(found)
