@@ -11,20 +11,11 @@ import traitlets
 from kvlab import costs
 from kvlab.configs import hardware, hardware_names, model_names, preset
 from kvlab.notebook import require
+from kvlab.notebook.formulas import FIELDS
 from kvlab.notebook.widgets import LabWidget, Twin
 from kvlab.sheet import accounting_parameters, units
 from kvlab.specs import LayerSpec, ModelSpec
 
-#: What a formula takes out of a model.
-FIELDS = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-)
 #: Shapes of chapter 3: all full attention, from one KV head a query head down to one for all.
 MODELS = (
     "smollm2-135m",
@@ -39,13 +30,13 @@ MODELS = (
 ROOFLINE_HEAD = (
     "step", "FLOP", "bytes", "FLOP per byte", "at least", "tokens per second", "bound by",
 )  # fmt: skip
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
 def _facts(slug: str) -> dict:
     """What the browser knows of a model."""
     spec = preset(slug)
-    return {field: getattr(spec, field) for field in FIELDS} | {"slug": slug, "name": spec.name}
+    fields = {field: getattr(spec, field) for field in FIELDS["spec"]}
+    return fields | {"slug": slug, "name": spec.name}
 
 
 def _dense_models() -> list[dict]:
@@ -219,7 +210,8 @@ class Roofline(LabWidget):
 
     def rows(self, step: int) -> list[tuple[str, ...]]:
         """The three steps at context prompt + step, as text: what the browser shows."""
-        spec, width, s = preset(self.model), ELEMENT_BYTES[self.dtype], self.prompt + step
+        spec, s = preset(self.model), self.prompt + step
+        width = costs.FORMATS[self.dtype].bytes_per_element
         num_parameters, _ = accounting_parameters(spec, "coarse")
         uncached = costs.uncached_step_flops(spec, num_parameters, s)
         weights = costs.weight_bytes(num_parameters, width)
