@@ -11,7 +11,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from kvlab.specs import HardwareSpec
 
 # --- counting ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Counted:
-    """FLOPs that torch's counter saw, in all and by operator ("mm", "mv", "attention", ...)."""
-
-    total: int
-    by_operator: dict[str, int]
 
 
 def _mv(matrix_shape, *args, **kwargs) -> int:
@@ -49,16 +40,11 @@ _MORE = {
 }
 
 
-def count_flops(call: Callable[[], object]) -> Counted:
+def count_flops(call: Callable[[], object]) -> int:
     """FLOPs of everything that `call` computes, by torch.utils.flop_counter."""
     with FlopCounterMode(display=False, custom_mapping=_MORE) as counter:
         call()
-    counts = counter.get_flop_counts().get("Global", {})
-    names = {
-        str(operator).split(".")[-1].removeprefix("_").rstrip("'>)").split("'")[0]: int(flops)
-        for operator, flops in counts.items()
-    }
-    return Counted(counter.get_total_flops(), names)
+    return counter.get_total_flops()
 
 
 def count_operators(call: Callable[[], object]) -> int:
