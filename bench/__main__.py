@@ -20,7 +20,7 @@ import transformers
 from bench import cases, llamacpp, pages, record
 from bench.rivals import Rivals
 from kvlab import checkpoint
-from kvlab.notebook.measure import describe_machine, measured_hardware
+from kvlab.notebook.measure import measured_hardware
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = ("decode", "overhead", "means", "context", "engine", "pages")
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     transformers.utils.logging.set_verbosity_error()
     path = None
     for name, value in _cases(options):
-        about = describe_machine() | {
+        about = record.machine() | {
             "transformers": transformers.__version__,
             "llama_cpp_python": llamacpp.VERSION,
             "weights": checkpoint.load().source,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
+from kvlab.notebook.measure import cpu_name, memory_bytes
 from kvlab.specs import DATA_DIR, HardwareSpec
 
 FOLDER = DATA_DIR / "measurements"
@@ -30,6 +35,20 @@ def ratios(samples: Mapping[str, list[float]], base: str) -> dict[str, float]:
     return {
         name: round(statistics.median(a / b for a, b in zip(values, samples[base], strict=True)), 3)
         for name, values in samples.items()
+    }
+
+
+def machine() -> dict[str, object]:
+    """What a measurement must be read with: the processor, threads, load, versions."""
+    return {
+        "cpu": cpu_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory_bytes(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
     }
 
 

@@ -201,7 +201,7 @@ kinds = {
 }
 rows = []
 for name, (q, cached, which, num_rows) in kinds.items():
-    counted = count_flops(forward(q, cached, which)).total
+    counted = count_flops(forward(q, cached, which))
     k = q + (cached or 0)
     exact = costs.forward_flops(spec, q, k, num_rows)
     masked = costs.masked_forward_flops(spec, q, k, num_rows)

@@ -310,7 +310,6 @@ class PagedDecoder:
             model.spec, num_blocks, block_size, model.dtype, model.device, layout
         )
         self.num_requests = 0
-        self.num_forwards = 0
         self.num_tokens_computed = 0
 
     def request(self, prompt_ids: Sequence[int], **fields) -> Request:
@@ -366,7 +365,6 @@ class PagedDecoder:
         )
         for request, num_new in work:
             self.manager.mark_computed(request, num_new)
-        self.num_forwards += 1
         self.num_tokens_computed += ends[-1]
         return logits
 

@@ -34,14 +34,6 @@ from kvlab.specs import RopeSpec
 # --- positions --------------------------------------------------------------------------------
 
 
-def step_positions(num_cached: int, num_new: int) -> torch.Tensor:
-    """Positions [num_new] of the next tokens of a sequence: num_cached, num_cached + 1, ...
-
-    Prefill has num_cached 0, decode num_new 1, a draft or a chunk any other pair.
-    """
-    return torch.arange(num_cached, num_cached + num_new)
-
-
 def padded_positions(attention_mask: torch.Tensor) -> torch.Tensor:
     """Positions [batch, length] of a padded batch: each row counts its own real tokens.
 
@@ -372,20 +364,6 @@ def interleave_permutation(rotary_dim: int) -> torch.Tensor:
     return torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
 
 
-def table_id(rope: RopeSpec, seq_len: int) -> str:
-    """A name for the table that a total length of seq_len asks for.
-
-    Two lengths with different ids need differently rotated keys, so a cache filled under one
-    id cannot be read under the other. Most rules have a single table, "fixed".
-    """
-    limit = length_limit(rope)
-    if limit is None:
-        return "fixed"
-    if seq_len <= limit:
-        return "short"
-    return "long" if rope.rope_type == "longrope" else f"length-{seq_len}"
-
-
 class RopeTable:
     """cos and sin by position, built once and grown on demand.
 
@@ -411,7 +389,6 @@ class RopeTable:
         if self.limit is not None and max_seq_len is not None and max_seq_len > self.limit:
             self.planned_len = max_seq_len
             self.limit = max_seq_len if rope.rope_type == "dynamic" else None
-        self.table_id = table_id(rope, self.planned_len or 1)
         self.device, self.dtype = torch.device(device), dtype
         self.cos = torch.empty(0, rope.rotary_dim // 2, dtype=dtype, device=self.device)
         self.sin = self.cos.clone()
@@ -421,10 +398,10 @@ class RopeTable:
         if self.limit is not None and num_positions > self.limit:
             raise RopeError(
                 f"position {num_positions - 1} needs a total length of {num_positions}, but this "
-                f"{self.rope.rope_type} table ({self.table_id}) is right up to {self.limit} "
-                "tokens. Keys already cached are rotated with it and would go stale. Give "
-                "max_seq_len so that the table is chosen once, or recompute the prompt, or "
-                "cache unrotated keys and rotate them on read."
+                f"{self.rope.rope_type} table is right up to {self.limit} tokens. Keys already "
+                "cached are rotated with it and would go stale. Give max_seq_len so that the "
+                "table is chosen once, or recompute the prompt, or cache unrotated keys and "
+                "rotate them on read."
             )
         if num_positions <= self.cos.shape[0]:
             return
@@ -441,6 +418,3 @@ class RopeTable:
             assert first >= 0, f"position {first}: as an index it would be the last row built"
             self.grow(last + 1)
         return self.cos[positions], self.sin[positions]
-
-    def __repr__(self) -> str:
-        return f"RopeTable({self.rope.rope_type}, {self.cos.shape[0]} rows, {self.table_id})"

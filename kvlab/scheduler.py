@@ -173,10 +173,6 @@ class Schedule:
         """True where nothing runs: no forward is needed."""
         return not self.scheduled
 
-    def share_of(self, request_id: str) -> int:
-        """Tokens that this request got, 0 where it got none."""
-        return sum(e.num_tokens for e in self.scheduled if e.request_id == request_id)
-
     def serve(
         self, request: Request, share: int, reason: Reason | None, num_cached: int = 0
     ) -> None:
@@ -452,20 +448,15 @@ class Scheduler:
         self, entries: list[ScheduledRequest], sampled: Mapping[str, Sequence[int]]
     ) -> None:
         for entry in entries:
-            name, rows = entry.request_id, entry.num_logits_rows
-            outputs = sampled.get(name, ()) if isinstance(sampled, Mapping) else None
+            name, computed = entry.request_id, entry.request.num_computed_tokens
+            outputs = sampled.get(name) if isinstance(sampled, Mapping) else None
             is_row = isinstance(outputs, list | tuple) and all(type(t) is int for t in outputs)
-            is_whole_step = not entry.samples or (is_row and name in sampled)
-            if entry.request.num_computed_tokens != entry.start or not is_whole_step:
+            fits = is_row and len(outputs) <= entry.num_logits_rows
+            if computed != entry.start or (entry.samples and not fits):
                 raise RequestError(
-                    f"{name!r} was given {outputs!r}, and has {entry.request.num_computed_tokens} "
-                    f"tokens computed where its step began at {entry.start}; expected a list of "
-                    f"token ids for each that samples: update with each step once"
-                )
-            if entry.samples and len(sampled[name]) > rows:
-                raise RequestError(
-                    f"{name!r} was given {len(sampled[name])} outputs from {rows} rows; expected "
-                    f"at most one output a row"
+                    f"{name!r} was given {outputs!r}, and has {computed} tokens computed where its "
+                    f"step began at {entry.start}; expected a list of token ids for each that "
+                    f"samples, at most {entry.num_logits_rows}: update with each step once"
                 )
 
     # -- running requests ---------------------------------------------------------------

@@ -565,7 +565,7 @@ def test_a_forward_of_more_or_fewer_tokens_than_are_left_is_named(count):
     for work in ([], [(good, 1), (good, 1)]):
         with pytest.raises(AssertionError, match="each of them once"):
             decoder.forward(work)
-    assert not decoder.manager.requests and decoder.num_forwards == 0
+    assert not decoder.manager.requests and decoder.num_tokens_computed == 0
     for chunk_size in (0, -2):
         with pytest.raises(RequestError, match="tokens to compute given"):
             decoder.prefill(good, chunk_size)

@@ -8,13 +8,15 @@ import pytest
 import torch
 from small_models import tiny_spec
 
+from bench import record
+from bench.cases import count_operators
 from kvlab import checkpoint, costs
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ContiguousKVCache
 from kvlab.configs import hardware, preset
 from kvlab.model import Decoder
 from kvlab.notebook.cost_mistakes import CONTEXT, MISTAKES, right_answers
-from kvlab.notebook.measure import count_flops, count_operators, in_turns, median_ratio
+from kvlab.notebook.measure import count_flops, in_turns
 
 GRIDS = {"tiny": lambda: Decoder.random(tiny_spec()), "checkpoint": lambda: checkpoint.load().model}
 
@@ -45,11 +47,10 @@ def test_counted_flops_equal_exact_accounting_to_the_unit(model, num_new, cached
     counted = count_flops(forward(model, num_new, cached, rows))
     num_rows = num_new if rows is None else 1
     keys = num_new + (cached or 0)
-    assert counted.total == costs.masked_forward_flops(model.spec, num_new, keys, num_rows)
+    assert counted == costs.masked_forward_flops(model.spec, num_new, keys, num_rows)
     masked = num_new * keys - costs.causal_pairs(num_new, keys)
     wasted = costs.attention_flops(model.spec, masked)
-    assert counted.total - wasted == costs.forward_flops(model.spec, num_new, keys, num_rows)
-    assert sum(counted.by_operator.values()) == counted.total
+    assert counted - wasted == costs.forward_flops(model.spec, num_new, keys, num_rows)
 
 
 def test_a_cached_step_masks_nothing_and_costs_what_the_book_says():
@@ -145,7 +146,7 @@ def test_in_turns_alternates_and_drops_the_warm_up():
     samples = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, 1)
     assert order == ["a", "b"] * 4
     assert {name: len(values) for name, values in samples.items()} == {"a": 3, "b": 3}
-    assert median_ratio({"x": [2.0, 9.0, 4.0], "y": [1.0, 1.0, 2.0]}, "x", "y") == 2.0
+    assert record.ratios({"x": [2.0, 9.0, 4.0], "y": [1.0, 1.0, 2.0]}, "y")["x"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -174,8 +175,8 @@ def test_cost_09_and_10_accounting_mistakes_differ_from_what_is_counted_and_held
     cache = ContiguousKVCache(spec, 1, CONTEXT, torch.bfloat16)
     masked = costs.attention_flops(spec, CONTEXT**2 - costs.causal_pairs(CONTEXT, CONTEXT))
     seen = {
-        "FLOPs of a cached step": count_flops(forward(model, 1, CONTEXT - 1, "last")).total,
-        "FLOPs of a prefill": count_flops(forward(model, CONTEXT, 0, "last")).total - masked,
+        "FLOPs of a cached step": count_flops(forward(model, 1, CONTEXT - 1, "last")),
+        "FLOPs of a prefill": count_flops(forward(model, CONTEXT, 0, "last")) - masked,
         "weights streamed": model.lm_head.numel()
         + sum(
             w.numel()

@@ -5,18 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import tiny_spec
 
 from kvlab.errors import RopeError, WrongPosition
+from kvlab.generate import cached_generate
+from kvlab.model import Decoder
 from kvlab.rope import (
     RopeTable,
     apply_rope,
     check_positions,
     interleave_permutation,
+    length_limit,
     padded_positions,
     rope_inv_freq,
     rope_tables,
-    step_positions,
-    table_id,
 )
 from kvlab.specs import RopeSpec
 
@@ -48,13 +50,25 @@ def rotate(x, positions, rope, interleaved=False, seq_len=None):
 # --- positions -------------------------------------------------------------------------------
 
 
+def positions_fed(prompt_len, chunk_size=None):
+    """The positions of every forward of a run with four outputs."""
+    model, seen = Decoder.random(tiny_spec()), []
+    forward = model.forward
+
+    def recorded(token_ids, positions, *rest, **named):
+        seen.append(positions[0].tolist())
+        return forward(token_ids, positions, *rest, **named)
+
+    model.forward = recorded
+    cached_generate(model, range(1, prompt_len + 1), 4, chunk_size=chunk_size)
+    return seen
+
+
 def test_pos_01_decode_position_is_seq_len_minus_one():
-    seen = [*step_positions(0, 5).tolist()]
-    for seq_len in (6, 7, 8):
-        step = step_positions(seq_len - 1, 1)
-        check_positions(step, seq_len)
-        seen += step.tolist()
-    assert seen == [0, 1, 2, 3, 4, 5, 6, 7]
+    seen = positions_fed(prompt_len=5)
+    assert seen == [[0, 1, 2, 3, 4], [5], [6], [7]]
+    for step in seen:
+        check_positions(torch.tensor(step), step[-1] + 1)
     with pytest.raises(WrongPosition, match="end at seq_lens - 1"):
         check_positions(torch.tensor([6]), 6)
     check_positions(torch.tensor([[0], [5]]), torch.tensor([0, 6]))  # an idle row has position 0
@@ -95,12 +109,9 @@ def test_pos_01_a_uniform_shift_leaves_scores_and_only_the_check_sees_it():
 
 
 def test_pos_02_offsets_advance_by_the_tokens_fed():
-    cached, offsets = 0, []
-    for fed in (6, 1, 1, 1):
-        offsets.append(int(step_positions(cached, fed)[0]))
-        cached += fed
-    assert offsets == [0, 6, 7, 8]
-    assert step_positions(10, 4).tolist() == [10, 11, 12, 13]
+    seen = positions_fed(prompt_len=6, chunk_size=4)
+    assert [row[0] for row in seen] == [0, 4, 6, 7, 8]
+    assert seen[0] == [0, 1, 2, 3] and seen[1] == [4, 5]
     with pytest.raises(WrongPosition, match="ascend by one"):
         check_positions(torch.tensor([10, 13, 12, 13]), 14)
 
@@ -243,7 +254,10 @@ def test_pos_08_longrope_keys_go_stale_when_the_table_switches(keep_unrotated):
         assert max(errors) < 1e-5
     else:
         assert errors[2] > 1e-3
-    assert [table_id(LONGROPE, n) for n in (7, 8, 9, 10)] == ["short", "short", "long", "long"]
+    limit = length_limit(LONGROPE)
+    assert limit == 8
+    first, *others = (rope_inv_freq(LONGROPE, n)[0] for n in (limit - 1, limit, 9, 10))
+    assert [torch.equal(first, other) for other in others] == [True, False, False]
 
 
 def test_pos_08_a_table_refuses_to_switch_and_says_what_to_do():
@@ -252,14 +266,15 @@ def test_pos_08_a_table_refuses_to_switch_and_says_what_to_do():
     with pytest.raises(RopeError, match=r"right up to 8 tokens.*max_seq_len"):
         table.rows(torch.tensor([8]))
     planned = RopeTable(LONGROPE, max_seq_len=10)
-    assert planned.table_id == "long"
     long_cos, _ = rope_tables(LONGROPE, 10, seq_len=10)
     assert torch.equal(planned.rows(torch.arange(10))[0], long_cos)
 
 
 def test_pos_08_dynamic_ntk_has_one_table_per_length():
     rope = spec("dynamic", dim=16, factor=2.0, max_position_embeddings=32)
-    assert [table_id(rope, n) for n in (32, 33, 34)] == ["short", "length-33", "length-34"]
+    tables = [rope_inv_freq(rope, n)[0] for n in (31, 32, 33, 34)]
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[1], tables[2]) and not torch.equal(tables[2], tables[3])
     with pytest.raises(RopeError):
         RopeTable(rope).rows(torch.tensor([32]))
     planned = RopeTable(rope, max_seq_len=64)
@@ -323,7 +338,7 @@ def test_pos_08_a_fixed_alpha_is_one_table_for_every_length():
     right = (10_000.0 * 1000 ** (128 / 126)) ** (-126 / 128)
     for length in (None, 64, 100_000):
         assert rope_inv_freq(rope, length)[0][-1].item() == pytest.approx(right)
-    assert table_id(rope, 65) == "fixed"
+    assert length_limit(rope) is None
     RopeTable(rope, 32).rows(torch.tensor([100]))
 
 

@@ -167,7 +167,7 @@ def test_sch_07_chunks_of_32_reach_64_before_the_drop():
     scheduler = fill_four_running(admission="first_chunk", long_prefill_token_threshold=32)
     shares_of_fifth = []
     while not scheduler.stats.num_preemptions:
-        shares_of_fifth.append(step(scheduler).share_of("e"))
+        shares_of_fifth.append(shares(step(scheduler)).get("e", 0))
     assert shares_of_fifth == [32, 32, 0]
     assert scheduler.requests["e"].num_dropped_tokens == 64
 
@@ -438,9 +438,7 @@ def test_a_preempted_request_keeps_its_place_before_later_ones():
 
 
 def test_priority_is_served_first_and_preempted_last():
-    scheduler = make_scheduler(
-        4, 4, max_num_batched_tokens=64, prefix_caching=False
-    )
+    scheduler = make_scheduler(4, 4, max_num_batched_tokens=64, prefix_caching=False)
     scheduler.add(request("low", 7, 8, priority=5))
     scheduler.add(request("high", 7, 8, priority=1))
     schedule = step(scheduler)
@@ -639,7 +637,7 @@ def test_an_arrival_that_is_given_comes_before_the_order_of_adding(urgent, serve
 @pytest.mark.parametrize("bad", [None, 5, ["x"], [1.5], [None], "ab"], ids=repr)
 def test_tokens_that_are_no_whole_numbers_are_refused_before_a_step_meets_them(bad):
     scheduler = make_scheduler()
-    with pytest.raises(RequestError, match=r"expected .*token ids"):
+    with pytest.raises(RequestError, match="expected a (list of token ids|whole number)"):
         Request("bad", bad)
     scheduler.add(request("a", 5))
     step(scheduler)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import alone, assert_empty, drain, make_scheduler, request, step
+from scheduling import alone, assert_empty, drain, make_scheduler, request, shares, step
 
 from kvlab.sampling import NgramProposer
 from kvlab.scheduler import Reason
@@ -130,4 +130,4 @@ def test_the_oldest_request_progresses_in_every_step():
         scheduler.add(request(f"r{i}", 4 + i, 12))
     while scheduler.has_requests:
         oldest = min(scheduler.requests.values(), key=lambda r: r.order)
-        assert step(scheduler).share_of(oldest.request_id) > 0
+        assert shares(step(scheduler)).get(oldest.request_id, 0) > 0

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from kvlab.notebook.bench_record import (
     CLOCKS,
-    DYNAMIC,
     Record,
     cases_of,
     clock_of,
@@ -17,6 +16,7 @@ from kvlab.notebook.display import figure, say, table
 from kvlab.sheet import units
 from kvlab.specs import DATA_DIR
 
+DYNAMIC = "transformers, dynamic cache"
 PADDED = "transformers, padded"
 FLOOR = "reading the weights' bytes"
 
@@ -191,3 +191,73 @@ def show_processors(records: Mapping[str, Record]) -> None:
         "Times: kvlab's loop or engine = 1. The padded batch answers 32 requests whose outputs "
         "differ in length.",
     )
+
+
+def show_means(record: Record, only: str | None = None) -> None:
+    """The loop without one of its means at a time."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "means", only).items():
+        rows = [
+            {
+                "changed back": "nothing" if what == "all of them" else what,
+                "step takes": f"{ratio:.2f} x",
+                "operator calls": f"{case['operators'][what]:,}",
+            }
+            for what, ratio in case[f"ratio_{clock}"].items()
+        ]
+        table(
+            rows, f"What each plain means buys: the loop without it, s = {case['context']}, {name}"
+        )
+
+
+def show_context(record: Record) -> None:
+    """A cached step against its context, and the uncached step beside it."""
+    clock = clock_of(record)
+    ratio = f"ratio_{clock}"
+    for name, case in cases_of(record, "context").items():
+        points = case["points"]
+        contexts = [int(c) for c in points]
+        loops = ("kvlab", DYNAMIC)
+        figure(
+            {
+                loop: (
+                    contexts,
+                    [1e3 * points[str(c)][clock][loop]["median_seconds"] for c in contexts],
+                )
+                for loop in loops
+            },
+            x="context s, tokens",
+            y=f"ms a step, {CLOCKS[clock]}",
+            title=f"One cached step against its context, {name}",
+            alt="Time of a cached step over context for kvlab and for transformers",
+            from_zero=True,
+        )
+        rows = [
+            {
+                "context s": f"{c:,}",
+                "transformers / kvlab": f"{points[str(c)][ratio][DYNAMIC]:.2f}",
+                "uncached / cached": f"{points[str(c)]['uncached'][ratio]['uncached']:.1f}",
+            }
+            for c in contexts
+        ]
+        table(rows, f"Ratios of one step, {name}, {CLOCKS[clock]}")
+
+
+def say_products(record: Record) -> None:
+    """How much longer a product with sixteen rows takes than with one, in each library."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "engine").items():
+        alone = case["products"][clock]
+        libraries = sorted({label.split(", batch")[0] for label in alone}, reverse=True)
+        if len(libraries) < 2:
+            continue
+        one = alone["torch, batch 1"]["median_seconds"]
+        torch_16, numpy_16 = (
+            alone[f"{library}, batch 16"]["median_seconds"] / one for library in libraries
+        )
+        say(
+            "A product with sixteen rows reads each weight as often as one with a single row: "
+            f"once. With {name} this processor takes {torch_16:.1f} times as long for it in "
+            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. "
+            "Products are most of a batch's step, so the engine gains little more than they allow."
+        )

@@ -42,8 +42,6 @@ COLUMNS = (
     "tensor_core", "async_copy", "loop_instructions", "seconds",
 )  # fmt: skip
 RECORD = DATA_DIR / "kernel_report.json"
-
-
 #: One layer of Llama-3-8B in blocks of 16, its context cut into 16 splits.
 GROUP, HEAD_DIM, BLOCK_SIZE, NUM_SPLITS = 4, 128, 16, 16
 

@@ -47,13 +47,6 @@ def count_flops(call: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def count_operators(call: Callable[[], object]) -> int:
-    """Operator calls that `call` dispatches, nested ones included, as torch's profiler sees it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    return sum(1 for event in profile.events() if event.name.startswith("aten::"))
-
-
 # --- timing -----------------------------------------------------------------------------------
 
 
@@ -99,7 +92,8 @@ def matrix_flops_per_second(
 # --- the machine ------------------------------------------------------------------------------
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor, by the name that the system gives it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -108,26 +102,12 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Bytes of main memory, 0 where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
-
-
-def describe_machine() -> dict[str, Any]:
-    """What a measurement must be read with: the processor, threads, load, versions."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {
-        "cpu": _cpu_name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": _memory_bytes(),
-        "load_average": load,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def measured_hardware(
@@ -137,7 +117,6 @@ def measured_hardware(
 
     dtypes   whose products to measure, fp32 by default: without instructions for it, bf16 is slow
     """
-    about = describe_machine()
     threads = torch.get_num_threads()
     with torch.inference_mode():
         peaks = {
@@ -146,11 +125,11 @@ def measured_hardware(
         }
         bandwidth = streamed_bytes_per_second(rounds=rounds)
     return HardwareSpec(
-        name=f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}",
-        memory_bytes=int(about["memory_bytes"]),
+        name=f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}",
+        memory_bytes=memory_bytes(),
         bandwidth_bytes_per_second=bandwidth,
         peak_flops_per_second=peaks,
-        source=f"measured with torch {about['torch']}",
+        source=f"measured with torch {torch.__version__}",
     )
 
 

@@ -18,15 +18,9 @@ from kvlab.specs import LayerSpec, ModelSpec
 
 #: Shapes of chapter 3: all full attention, from one KV head a query head down to one for all.
 MODELS = (
-    "smollm2-135m",
-    "llama-2-7b",
-    "llama-3-8b",
-    "llama-3.1-70b",
-    "qwen3-30b-a3b",
-    "phi-4",
-    "gemma-2b",
-    "falcon-7b",
-)
+    "smollm2-135m", "llama-2-7b", "llama-3-8b", "llama-3.1-70b", "qwen3-30b-a3b", "phi-4",
+    "gemma-2b", "falcon-7b",
+)  # fmt: skip
 ROOFLINE_HEAD = (
     "step", "FLOP", "bytes", "FLOP per byte", "at least", "tokens per second", "bound by",
 )  # fmt: skip
