@@ -4,6 +4,7 @@ import inspect
 import json
 import random
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,10 @@ from kvlab.notebook import formulas
 from kvlab.specs import LayerSpec
 
 NUM_SHAPES = 2_000
+FUNCTIONS = [f for section in page_text.SECTIONS.values() for f in section]
 
 
-def random_arguments(rng: random.Random, formula: formulas.Formula):
+def random_arguments(rng: random.Random, function: Callable):
     """(arguments for Python, the same for JavaScript) of one random shape."""
     ratio, num_kv_heads = rng.choice([1, 2, 3, 4, 8]), rng.randint(1, 16)
     model = {
@@ -43,7 +45,7 @@ def random_arguments(rng: random.Random, formula: formulas.Formula):
         "num_drafts": rng.randint(1, 8),
     }
     python, javascript = [], []
-    for name in formula.parameters:
+    for name in inspect.signature(function).parameters:
         if name == "spec":
             python.append(replace(preset("llama-3-8b"), **model, layers=layers))
             javascript.append(model)
@@ -64,13 +66,12 @@ def test_javascript_equals_python_on_random_shapes(tmp_path):
     """Whole numbers below 2^53 are equal to the unit; beyond it, to 1e-12."""
     rng = random.Random(20261129)
     calls, expected = [], []
-    names = list(formulas.FORMULAS)
     for i in range(NUM_SHAPES * 2):
-        formula = formulas.FORMULAS[names[i % len(names)]]
-        python, javascript = random_arguments(rng, formula)
-        calls.append([formula.name, javascript])
-        expected.append(formula.function(*python))
-    (tmp_path / "formulas.mjs").write_text(formulas.javascript())
+        function = FUNCTIONS[i % len(FUNCTIONS)]
+        python, javascript = random_arguments(rng, function)
+        calls.append([function.__name__, javascript])
+        expected.append(function(*python))
+    (tmp_path / "formulas.mjs").write_text(formulas.javascript(FUNCTIONS))
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     (tmp_path / "run.mjs").write_text(
         'import * as f from "./formulas.mjs";\n'
@@ -97,7 +98,7 @@ def test_every_cost_without_layers_or_windows_is_on_the_sheet():
         for name, f in inspect.getmembers(costs, inspect.isfunction)
         if f.__module__ == "kvlab.costs" and not name.startswith("_")
     }
-    assert public - set(formulas.FORMULAS) == {
+    assert public - {function.__name__ for function in FUNCTIONS} == {
         "kv_bytes", "bytes_per_token_from_query_heads", "concurrency", "expanded",
         "fixed_bytes_per_sequence", "growing_bytes_per_token", "kept_tokens", "longest_context",
         "num_blocks", "padded_to_full", "paged_kv_bytes", "per_rank", "pool_bytes", "pool_tokens",
@@ -107,11 +108,16 @@ def test_every_cost_without_layers_or_windows_is_on_the_sheet():
 
 
 def test_symbols_are_unique():
-    used = list(formulas.SYMBOLS.values())
+    used = list(page_text.SYMBOLS.values())
     assert len(used) == len(set(used))
 
 
 def test_latex_of_the_two_steps():
-    assert formulas.FORMULAS["cached_step_flops"].latex() == r"2\,\left(2\,L\,d_h\,h\,s + P\right)"
+    assert page_text.latex(costs.cached_step_flops) == r"2\,\left(2\,L\,d_h\,h\,s + P\right)"
     sheet = page_text.formula_sheet()
-    assert all(f"`{name}`" in sheet for name in formulas.FORMULAS)
+    assert all(f"`{function.__name__}`" in sheet for function in FUNCTIONS)
+
+
+def test_a_widget_gets_the_formulas_it_calls():
+    called = formulas.called_in("const f = cached_step_flops(spec, P, s) / intensity_limit;")
+    assert called == [costs.cached_step_flops]

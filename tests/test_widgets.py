@@ -26,7 +26,7 @@ SCRIPTS = sorted(p.name for p in FOLDER.glob("*.js")) + [
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_each_widget_is_one_module_that_parses(script, tmp_path):
     path = tmp_path / "widget.mjs"
-    path.write_text(widgets.module_text(script, uses_formulas=True), "utf-8")
+    path.write_text(widgets.module_text(script), "utf-8")
     done = subprocess.run(["node", "--check", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert path.read_text("utf-8").count("export default") == 1

@@ -10,11 +10,13 @@ from kvlab.errors import RequestError
 from kvlab.notebook import NotebookError
 from kvlab.notebook.simulation import (
     MAX_REQUESTS,
+    REASON_TEXT,
     WORKLOADS,
     Arrival,
     schedule_trace,
     simulate,
 )
+from kvlab.scheduler import Reason
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -71,3 +73,7 @@ def test_a_question_that_cannot_be_simulated_is_named(change, error):
 def test_a_run_without_an_end_is_cut_off():
     with pytest.raises(NotebookError, match="2 steps and 1 requests still there"):
         simulate([Arrival("a")], {}, max_steps=2)
+
+
+def test_every_reason_has_its_sentence():
+    assert set(REASON_TEXT) == set(Reason)

@@ -7,16 +7,22 @@ typed number. Text that comes from docstrings is shown as it is written, not rea
 from __future__ import annotations
 
 import ast
+import inspect
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+import sympy
 
 import kvlab
 from book.extension import models_table as models
 from book.extension.field_guide import field_guide_markdown
-from kvlab import faults
+from kvlab import costs, faults
 from kvlab.configs import model_names, preset
-from kvlab.notebook import formulas
+from kvlab.notebook.formulas import expression, symbol
 from kvlab.sheet import cost_report, units
+from kvlab.specs import DATA_DIR
 
 PACKAGE = Path(kvlab.__file__).resolve().parent
 #: What a symbol stands for, in the words of the notation page.
@@ -35,15 +41,33 @@ MEANINGS = {
     "decode": "decode forwards after prefill",
     "context": "context of a step, the token being fed included",
 }
+_SHEET = json.loads((DATA_DIR / "formulas.json").read_text("utf-8"))
+#: Python name -> the letter of the book's notation page.
+SYMBOLS: dict[str, str] = _SHEET["symbols"]
+#: Letters that LaTeX writes in another way than SymPy would.
+LATEX: dict[str, str] = _SHEET["latex"]
+#: The sections of the formula sheet, and the functions of costs.py in each.
+SECTIONS: dict[str, list[Callable]] = {
+    title: [getattr(costs, name) for name in names] for title, names in _SHEET["sections"].items()
+}
+
+
+def latex(function: Callable) -> str:
+    """The right-hand side of one function of costs.py, factored as a reader would write it."""
+    letters = {symbol(name): symbol(letter) for name, letter in SYMBOLS.items()}
+    formula = sympy.factor_terms(expression(function).xreplace(letters))
+    names = {symbol(letter): text for letter, text in LATEX.items()}
+    return sympy.latex(formula, symbol_names=names, mul_symbol=r"\,")
 
 
 def formula_sheet() -> str:
     """Every formula of costs.py: per section a list of name, meaning and formula."""
     parts = []
-    for title, section in formulas.SECTIONS.items():
+    for title, section in SECTIONS.items():
         parts.append(f"## {title}\n")
-        for f in section:
-            parts.append(f"**`{f.name}`**  \n{f.description}\n\n$$\n{f.latex()}\n$$\n")
+        for function in section:
+            name, meaning = function.__name__, _first(inspect.getdoc(function))
+            parts.append(f"**`{name}`**  \n{meaning}\n\n$$\n{latex(function)}\n$$\n")
     return "\n".join(parts)
 
 
@@ -55,20 +79,17 @@ def symbols_table() -> str:
         "|---|---|---|" + "---:|" * len(specs),
     ]
     for name, meaning in MEANINGS.items():
-        letter = formulas.SYMBOLS[name]
+        letter = SYMBOLS[name]
         values = (getattr(spec, name, "") for spec in specs)
         cells = "".join(f" {int(v):,} |" if v != "" else " |" for v in values)
-        latex = formulas.LATEX.get(letter, letter)
-        lines.append(f"| ${latex}$ | `{name}` | {meaning} |{cells}")
+        lines.append(f"| ${LATEX.get(letter, letter)}$ | `{name}` | {meaning} |{cells}")
     return "\n".join(lines)
 
 
 def other_letters() -> str:
     """The letters of the formulas that the table leaves out, with their names in code."""
     return ", ".join(
-        f"${letter}$ `{name}`"
-        for name, letter in formulas.SYMBOLS.items()
-        if name not in MEANINGS
+        f"${letter}$ `{name}`" for name, letter in SYMBOLS.items() if name not in MEANINGS
     )
 
 

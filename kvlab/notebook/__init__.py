@@ -3,7 +3,7 @@
     display         a sentence with computed numbers, a table, a figure
     measure         what this machine does: seconds, FLOPs counted, bytes streamed
     widgets/        what a reader moves; exercises/ what a reader answers
-    formulas        costs.py once more, as LaTeX and as JavaScript
+    formulas        costs.py once more, as mathematics and as JavaScript
     cost_mistakes   wrong formulas that stood in public, beside the right ones
     pool_lab, pool_waste, simulation    blocks and steps without a model
     bench_record    the record of `make bench` as tables and figures

@@ -27,9 +27,9 @@ class Mistake:
 
     name: str
     quantity: str
-    compute: Callable[[ModelSpec], float]
     caught_by: str
     source: str
+    compute: Callable[[ModelSpec], float]
 
 
 def right_answers(spec: ModelSpec) -> dict[str, int]:
@@ -44,61 +44,43 @@ def right_answers(spec: ModelSpec) -> dict[str, int]:
 
 MISTAKES = (
     Mistake(
-        "causal half taken off a decode step",
-        STEP,
-        lambda spec: (
-            right_answers(spec)[STEP] - costs.attention_flops_cached_step(spec, CONTEXT) / 2
-        ),
-        "the counter",
-        "AI-Hypercomputer/maxtext#1972",
+        "causal half taken off a decode step", STEP,
+        "the counter", "AI-Hypercomputer/maxtext#1972",
+        lambda s: right_answers(s)[STEP] - costs.attention_flops_cached_step(s, CONTEXT) / 2,
     ),
     Mistake(
-        "a multiply-add counted once",
-        STEP,
+        "a multiply-add counted once", STEP,
+        "the counter", "NVIDIA/Megatron-LM#831",
         lambda spec: right_answers(spec)[STEP] / 2,
-        "the counter",
-        "NVIDIA/Megatron-LM#831",
     ),
     Mistake(
-        "masked pairs charged to a causal kernel",
-        PREFILL,
+        "masked pairs charged to a causal kernel", PREFILL,
+        "the pairs that the mask keeps", "verl-project/verl#4959",
         lambda spec: costs.masked_forward_flops(spec, CONTEXT, CONTEXT, 1),
-        "the pairs that the mask keeps",
-        "verl-project/verl#4959",
     ),
     Mistake(
-        "output head charged at every token of a prefill",
-        PREFILL,
+        "output head charged at every token of a prefill", PREFILL,
+        "the counter", "pytorch/torchtitan#280",
         lambda spec: costs.forward_flops(spec, CONTEXT, CONTEXT, CONTEXT),
-        "the counter",
-        "pytorch/torchtitan#280",
     ),
     Mistake(
-        "embedding lookup counted as a product",
-        STREAMED,
+        "embedding lookup counted as a product", STREAMED,
+        "the matrices held", "pytorch/torchtitan#280",
         lambda spec: costs.streamed_params(spec) + costs.embedding_params(spec),
-        "the matrices held",
-        "pytorch/torchtitan#280",
     ),
     Mistake(
-        "tied output head left out",
-        STREAMED,
+        "tied output head left out", STREAMED,
+        "the matrices held", "tenstorrent/tt-metal#50114",
         lambda spec: costs.streamed_params(spec) - costs.embedding_params(spec),
-        "the matrices held",
-        "tenstorrent/tt-metal#50114",
     ),
     Mistake(
-        "cache sized by query heads",
-        KEPT,
+        "cache sized by query heads", KEPT,
+        "the allocation", "vllm-project/vllm#29736",
         lambda spec: costs.kv_bytes_per_token(spec) * spec.num_heads // spec.num_kv_heads,
-        "the allocation",
-        "vllm-project/vllm#29736",
     ),
     Mistake(
-        "K kept, V forgotten",
-        KEPT,
+        "K kept, V forgotten", KEPT,
+        "the allocation", "KolosalAI/model-memory-calculator#2",
         lambda spec: costs.kv_bytes_per_token(spec) // 2,
-        "the allocation",
-        "KolosalAI/model-memory-calculator#2",
     ),
-)
+)  # fmt: skip

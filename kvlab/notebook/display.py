@@ -81,7 +81,6 @@ def figure(
     log_y: bool = False,
     from_zero: bool = False,
     colours: Mapping[str, str] | None = None,
-    height: int = 380,
 ) -> None:
     """Show a figure and, folded below it, its numbers as a table.
 
@@ -95,7 +94,7 @@ def figure(
     require(
         kind in (*MODES, "bars"), f'kind={kind!r}; expected "lines", "markers", "bars" or "steps"'
     )
-    drawing = go.Figure(layout=_layout(x, y, title, alt, height, log_x, log_y))
+    drawing = go.Figure(layout=_layout(x, y, title, alt, log_x, log_y))
     for number, (name, (xs, ys)) in enumerate(series.items()):
         given = (colours or {}).get(name, CYCLE[number % len(CYCLE)])
         drawing.add_trace(_trace(kind, name, list(xs), list(ys), number, COLOURS.get(given, given)))
@@ -128,7 +127,7 @@ def _trace(kind: str, name: str, xs: list, ys: list, number: int, colour: str):
     )
 
 
-def _layout(x: str, y: str, title: str, alt: str, height: int, log_x: bool, log_y: bool) -> dict:
+def _layout(x: str, y: str, title: str, alt: str, log_x: bool, log_y: bool) -> dict:
     axis = {"gridcolor": GRID, "linecolor": GRID, "zerolinecolor": GRID, "automargin": True}
     return {
         "title": {"text": title, "font": {"size": 16}, "x": 0.02},
@@ -139,7 +138,7 @@ def _layout(x: str, y: str, title: str, alt: str, height: int, log_x: bool, log_
         "font": {"color": INK, "size": 13},
         "legend": {"orientation": "h", "y": -0.22, "x": 0},
         "margin": {"l": 50, "r": 15, "t": 50, "b": 50},
-        "height": height,
+        "height": 380,
         "template": "none",
         "meta": {"alt": alt},
     }

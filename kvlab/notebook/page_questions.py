@@ -32,24 +32,23 @@ def echo(**arguments: object) -> dict:
     return arguments
 
 
-def answer(function: str, arguments: dict) -> object:
-    """Call one listed function with keyword arguments and return its answer."""
-    require(
-        function in FUNCTIONS,
-        f"{function!r} is not a question this book answers; ask one of "
-        f"{', '.join(sorted(FUNCTIONS))}",
-    )
-    require(
-        isinstance(arguments, dict),
-        f"arguments of {function} must be an object, not {arguments!r}",
-    )
-    module, name = FUNCTIONS[function].split(":")
-    return getattr(importlib.import_module(module), name)(**arguments)
-
-
 def answer_json(function: str, arguments_json: str) -> str:
-    """`answer` over text: {"ok": value}, or {"error": {"name", "message"}}. Never raises."""
+    """Call one listed function with keyword arguments, over text.
+
+    Returns {"ok": its answer} or {"error": {"name", "message"}}, and never raises.
+    """
+    known = ", ".join(sorted(FUNCTIONS))
     try:
-        return json.dumps({"ok": answer(function, json.loads(arguments_json))})
+        require(
+            function in FUNCTIONS,
+            f"{function!r} is not a question this book answers; ask one of {known}",
+        )
+        arguments = json.loads(arguments_json)
+        require(
+            isinstance(arguments, dict),
+            f"arguments of {function} must be an object, not {arguments!r}",
+        )
+        module, name = FUNCTIONS[function].split(":")
+        return json.dumps({"ok": getattr(importlib.import_module(module), name)(**arguments)})
     except Exception as error:  # the page shows it; a kernel must outlive a bad question
         return json.dumps({"error": {"name": type(error).__name__, "message": str(error)}})

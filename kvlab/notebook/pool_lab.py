@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from kvlab.blocks import NULL_BLOCK
 from kvlab.errors import KvlabError
@@ -141,15 +140,8 @@ BREAKS: dict[str, tuple[str, Break]] = {
 # -- the laboratory -----------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class Sentence(Request):
-    """A request whose tokens can be read."""
-
-    words: list[str] = field(init=False, default_factory=list)
-
-
 class PoolLab:
-    """One pool, the sequences on it, and a text for what happened last."""
+    """One pool, the sequences on it with their words, and a text for what happened last."""
 
     def __init__(
         self, num_blocks: int, block_size: int, prefix_caching: bool, eviction: str, full_hit: str
@@ -161,7 +153,8 @@ class PoolLab:
         )
         pool = EVICTION[eviction](num_blocks + 1, block_size)
         self.manager = FULL_HIT[full_hit](pool, prefix_caching=prefix_caching)
-        self.live: dict[str, Sentence] = {}
+        self.live: dict[str, Request] = {}
+        self.words: dict[str, list[str]] = {}
         self.names = (chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(10**6))
 
     def run(self, operation: Mapping) -> dict:
@@ -202,7 +195,7 @@ class PoolLab:
 
     # -- operations: each returns (text, block copies) -----------------------------------
 
-    def _seq(self, name: str) -> Sentence:
+    def _seq(self, name: str) -> Request:
         require(
             name in self.live, f"no sequence {name!r} is here; there are {sorted(self.live)}"
         )
@@ -213,14 +206,12 @@ class PoolLab:
             text in TEXTS and 1 <= length <= len(TEXTS[text]),
             f"text {text!r} with {length} words: texts have up to 14 words",
         )
-        words = TEXTS[text][:length]
         base = 100 * list(TEXTS).index(text)
-        seq = Sentence(next(self.names), [base + i for i in range(length)])
-        seq.words = list(words)
+        seq = Request(next(self.names), [base + i for i in range(length)])
         hit = self.manager.match_prefix(seq)
         copies = self.manager.start(seq, seq.num_tokens - hit.num_tokens, hit)
         computed = seq.num_uncomputed_tokens
-        self.live[seq.request_id] = seq
+        self.live[seq.request_id], self.words[seq.request_id] = seq, TEXTS[text][:length]
         self.manager.mark_computed(seq, computed)
         found = f"{hit.num_tokens} tokens found in the cache, " if hit.num_tokens else ""
         return f"{seq.request_id} arrives with {length} tokens: {found}{computed} computed.", copies
@@ -234,26 +225,25 @@ class PoolLab:
         held = len(seq.block_table)
         copies = self.manager.grow(seq, 1)  # room first: a refused token is not appended
         seq.append(10_000 + 100 * sum(map(ord, name)) + seq.num_tokens)
-        seq.words.append(f"{name.lower()}{seq.num_tokens}")
+        word = f"{name.lower()}{seq.num_tokens}"
+        self.words[name].append(word)
         self.manager.mark_computed(seq, 1)
         grew = " into a new block" if len(seq.block_table) > held else ""
         copied = "".join(f" Block {s} is shared: copied to {d} first." for s, d in copies)
         where = f"at position {seq.num_tokens - 1}{grew}"
-        return f"{name} appends {seq.words[-1]} {where}.{copied}", copies
+        return f"{name} appends {word} {where}.{copied}", copies
 
     def _fork(self, name: str) -> tuple[str, list]:
         seq = self._seq(name)
         child = self.manager.fork(seq, next(self.names))
-        assert isinstance(child, Sentence)
-        child.words = list(seq.words)
-        self.live[child.request_id] = child
+        self.live[child.request_id], self.words[child.request_id] = child, list(self.words[name])
         shared = len(child.block_table)
         return f"{child.request_id} forks off {name} and shares its {shared} blocks.", []
 
     def _truncate(self, name: str, drop: int = 1) -> tuple[str, list]:
         seq = self._seq(name)
         self.manager.drop_last(seq, min(drop, seq.num_tokens - 1))
-        del seq.words[seq.num_tokens :]
+        del self.words[name][seq.num_tokens :]
         return f"{name} goes back to {seq.num_tokens} tokens.", []
 
     def _free(self, name: str) -> tuple[str, list]:
@@ -299,7 +289,7 @@ class PoolLab:
             "blocks": blocks,
             "free": list(pool.free_list),
             "sequences": [
-                {"name": s.request_id, "words": list(s.words),
+                {"name": s.request_id, "words": list(self.words[s.request_id]),
                  "computed": s.num_computed_tokens, "table": list(s.block_table)}
                 for s in self.live.values()
             ],

@@ -195,10 +195,9 @@ POLICIES = {"admission": "first_chunk", "head_of_line": "strict"}
 
 def _policy(settings: Mapping[str, Any]) -> tuple[type[Scheduler], SchedulerConfig]:
     """The scheduler class and its limits. Raises NotebookError for an unknown field."""
-    limits = {name: value for name, value in settings.items() if name not in POLICIES}
-    names = {**POLICIES, **{k: v for k, v in settings.items() if k in POLICIES}}
+    limits = {**POLICIES, **settings}
     try:
-        return scheduler_for(**names), SchedulerConfig(**limits)
+        return scheduler_for(*map(limits.pop, POLICIES)), SchedulerConfig(**limits)
     except TypeError as error:
         raise NotebookError(f"an unknown or missing field: {error}") from None
 

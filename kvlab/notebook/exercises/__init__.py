@@ -21,14 +21,10 @@ from itertools import chain
 from numbers import Real
 from typing import Any
 
-from kvlab.errors import KvlabError
+from kvlab.notebook import NotebookError, require
 
 CHAPTERS = range(1, 9)
 TORCH_CHAPTERS = (2, 6)  # with exercises in tensors.py
-
-
-class ExerciseError(KvlabError):
-    """No exercise or chapter of that number, or a prediction that is no number."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,8 @@ _predictions: dict[str, float] = {}
 
 def chapter_exercises(chapter: int) -> list[Exercise]:
     """The exercises of one chapter, in order; those that need torch only where there is one."""
-    if chapter not in CHAPTERS:
-        raise ExerciseError(
-            f"chapter {chapter!r}: expected a number from {CHAPTERS[0]} to {CHAPTERS[-1]}"
-        )
+    span = f"{CHAPTERS[0]} to {CHAPTERS[-1]}"
+    require(chapter in CHAPTERS, f"chapter {chapter!r}: expected a number from {span}")
     names = [f"ch{chapter:02d}"]
     if chapter in TORCH_CHAPTERS and importlib.util.find_spec("torch"):
         names.append("tensors")
@@ -75,7 +69,7 @@ def find(exercise_id: str) -> Exercise:
         for exercise in chapter_exercises(int(chapter)):
             if exercise.id == exercise_id:
                 return exercise
-    raise ExerciseError(
+    raise NotebookError(
         f"exercise {exercise_id!r}: expected a number such as '2.1'; status() lists them all"
     )
 
@@ -118,7 +112,7 @@ def predict(name: str, value: float) -> None:
     try:
         _predictions[name] = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ExerciseError(f"{name}: you predict {value!r}; expected a number") from None
+        raise NotebookError(f"{name}: you predict {value!r}; expected a number") from None
     print(f"{name}: you predict {value:g}")
 
 

@@ -2,8 +2,8 @@
 
 A widget is a Python class and a JavaScript file. The Python side holds the state (traits) and the
 text twin; the JavaScript side draws. The module a browser receives is composed from the files of
-shared/, formulas generated from costs.py where the widget asks for them, and the widget's own file,
-so nothing is fetched from anywhere. The classes, by what they show:
+shared/, the formulas of costs.py that the widget calls, and the widget's own file, so nothing is
+fetched from anywhere. The classes, by what they show:
 
     costs       Recompute, CostTable, Roofline, Shapes: what decoding costs, by generated formulas
     scenes      Pool, Steps: blocks and engine steps, played over kvlab's own files
@@ -16,13 +16,13 @@ To write one:
 
     class Pool(LabWidget):
         script = "pool.js"            # beside this file; ends in `export default { render };`
-        uses_formulas = False         # True: functions generated from costs.py stand in scope
         num_blocks = traitlets.Int(16).tag(sync=True)
 
         def twin(self) -> Twin:       # the same facts as a table: no script, print, screen reader
             return Twin("The pool", ("block", "owner"), [(1, "A"), (2, "B")])
 
-and in the .js: `function render({ model, el }) { ... }` with the helpers of shared/*.js.
+and in the .js: `function render({ model, el }) { ... }` with the helpers of shared/*.js, and
+with the functions of costs.py by their names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import traitlets
 from IPython.display import HTML, display
 
 from kvlab.notebook import page_questions
-from kvlab.notebook.formulas import javascript
+from kvlab.notebook.formulas import called_in, javascript
 
 FOLDER = Path(__file__).resolve().parent
 #: Put before each widget's own file, in this order.
@@ -90,13 +90,12 @@ class LabWidget(anywidget.AnyWidget):
     """Base of the book's widgets. Subclasses set `script`, their traits and `twin()`."""
 
     script: ClassVar[str] = ""
-    uses_formulas: ClassVar[bool] = False
     #: Ties the widget to its text twin, so that the widget can fold the twin away.
     twin_id = traitlets.Unicode().tag(sync=True)
 
     def __init_subclass__(cls, **kwargs) -> None:
         if "script" in cls.__dict__:
-            cls._esm = module_text(cls.script, cls.uses_formulas)
+            cls._esm = module_text(cls.script)
             cls._css = shared_css()
         super().__init_subclass__(**kwargs)
 
@@ -122,16 +121,14 @@ def show(widget: LabWidget) -> None:
 
 
 @cache
-def module_text(script: str, uses_formulas: bool = False) -> str:
-    """The ES module of one widget: shared helpers, formulas if wanted, the widget's own file.
+def module_text(script: str) -> str:
+    """The ES module of one widget: shared helpers, the formulas it calls, the widget's own file.
 
     script   its file in this folder, or a whole path
     """
-    parts = [(FOLDER / "shared" / name).read_text("utf-8") for name in SHARED]
-    if uses_formulas:
-        parts.append(javascript())
-    parts.append((FOLDER / script).read_text("utf-8"))
-    return "\n".join(parts)
+    shared = [(FOLDER / "shared" / name).read_text("utf-8") for name in SHARED]
+    own = (FOLDER / script).read_text("utf-8")
+    return "\n".join([*shared, javascript(called_in(own)), own])
 
 
 @cache

@@ -11,15 +11,11 @@ import traitlets
 from kvlab import costs
 from kvlab.configs import hardware, hardware_names, model_names, preset
 from kvlab.notebook import require
+from kvlab.notebook.formulas import FIELDS
 from kvlab.notebook.widgets import LabWidget, Twin
 from kvlab.sheet import accounting_parameters, units
 from kvlab.specs import LayerSpec, ModelSpec
 
-#: What a formula takes out of a model.
-FIELDS = (
-    "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
-    "vocab_size",
-)  # fmt: skip
 #: Shapes of chapter 3: all full attention, from one KV head a query head down to one for all.
 MODELS = (
     "smollm2-135m", "llama-2-7b", "llama-3-8b", "llama-3.1-70b", "qwen3-30b-a3b", "phi-4",
@@ -28,22 +24,28 @@ MODELS = (
 ROOFLINE_HEAD = (
     "step", "FLOP", "bytes", "FLOP per byte", "at least", "tokens per second", "bound by",
 )  # fmt: skip
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
-def dense_models() -> dict[str, ModelSpec]:
-    """The presets the formulas of a step hold for: Llama-shaped, full attention throughout."""
-    specs = {name: preset(name) for name in model_names()}
-    return {
-        name: spec
-        for name, spec in specs.items()
-        if spec.is_dense_llama and {layer.kind for _, layer in spec.layer_groups} == {"full"}
-    }
-
-
-def _facts(slug: str, spec: ModelSpec) -> dict:
+def _facts(slug: str) -> dict:
     """What the browser knows of a model."""
-    return {field: getattr(spec, field) for field in FIELDS} | {"slug": slug, "name": spec.name}
+    spec = preset(slug)
+    fields = {field: getattr(spec, field) for field in FIELDS["spec"]}
+    return fields | {"slug": slug, "name": spec.name}
+
+
+def _dense_models() -> list[dict]:
+    """The presets the formulas of a step hold for, with their P in both accountings.
+
+    They are Llama-shaped, with full attention throughout.
+    """
+    models = []
+    for slug in model_names():
+        spec = preset(slug)
+        if spec.is_dense_llama and {layer.kind for _, layer in spec.layer_groups} == {"full"}:
+            models.append(facts := _facts(slug))
+            for name in ("coarse", "exact"):
+                facts[name], facts[f"{name}_text"] = accounting_parameters(spec, name)
+    return models
 
 
 class Recompute(LabWidget):
@@ -55,16 +57,14 @@ class Recompute(LabWidget):
     """
 
     script = "recompute.js"
-    uses_formulas = True
     num_layers = traitlets.Int().tag(sync=True)
-    model_name = traitlets.Unicode().tag(sync=True)
     prompt = traitlets.Int(6).tag(sync=True)
     decode = traitlets.Int(8).tag(sync=True)
     step = traitlets.Int(5).tag(sync=True)
 
     def __init__(self, spec: ModelSpec, **traits) -> None:
         self._spec = spec
-        super().__init__(num_layers=spec.num_layers, model_name=spec.name, **traits)
+        super().__init__(num_layers=spec.num_layers, **traits)
 
     def twin(self) -> Twin:
         """One row a step: what is fed, what of it is new, what is done again and thrown away."""
@@ -77,7 +77,7 @@ class Recompute(LabWidget):
             f"What a naive loop repeats after a prompt of {self.prompt}",
             ("step t", "tokens fed", "new", "logit rows thrown away", "K/V rows repeated so far"),
             rows,
-            f"K/V rows are counted over the {self.num_layers} layers of {self.model_name}.",
+            f"K/V rows are counted over the {self.num_layers} layers of {self._spec.name}.",
         )
 
 
@@ -92,7 +92,6 @@ class CostTable(LabWidget):
     """
 
     script = "cost_table.js"
-    uses_formulas = True
     models: traitlets.List = traitlets.List().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
     prompt = traitlets.Int(2048).tag(sync=True)
@@ -101,13 +100,8 @@ class CostTable(LabWidget):
     step = traitlets.Int().tag(sync=True)
 
     def __init__(self, **traits) -> None:
-        models = [_facts(slug, spec) for slug, spec in dense_models().items()]
-        for entry in models:
-            for name in ("coarse", "exact"):
-                found = accounting_parameters(preset(entry["slug"]), name)
-                entry[name], entry[f"{name}_text"] = found
         traits.setdefault("step", traits.get("decode", 512) // 2 or 1)
-        super().__init__(models=models, **traits)
+        super().__init__(models=_dense_models(), **traits)
 
     def rows(self, step: int) -> list[tuple[str, str, str, str]]:
         """The table after t steps, as text: what the browser shows for the same state."""
@@ -186,7 +180,6 @@ class Roofline(LabWidget):
     """
 
     script = "roofline.js"
-    uses_formulas = True
     models: traitlets.List = traitlets.List().tag(sync=True)
     cards: traitlets.List = traitlets.List().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
@@ -198,25 +191,21 @@ class Roofline(LabWidget):
     step = traitlets.Int(256).tag(sync=True)
 
     def __init__(self, **traits) -> None:
-        models = [
-            _facts(slug, spec) | {"P": accounting_parameters(spec, "coarse")[0]}
-            for slug, spec in dense_models().items()
-        ]
-        cards = []
-        for slug in hardware_names():
-            card = hardware(slug)
-            peaks = card.peak_flops_per_second.items()
-            cards.append({
+        cards = [
+            {
                 "slug": slug,
                 "name": card.name,
                 "bandwidth": card.bandwidth_bytes_per_second,
-                "peaks": {dtype: peak for dtype, peak in peaks if dtype in ELEMENT_BYTES},
-            })  # fmt: skip
-        super().__init__(models=models, cards=cards, **traits)
+                "peaks": dict(card.peak_flops_per_second),
+            }
+            for slug, card in ((slug, hardware(slug)) for slug in hardware_names())
+        ]
+        super().__init__(models=_dense_models(), cards=cards, **traits)
 
     def rows(self, step: int) -> list[tuple[str, ...]]:
         """The three steps at context prompt + step, as text: what the browser shows."""
-        spec, width, s = preset(self.model), ELEMENT_BYTES[self.dtype], self.prompt + step
+        spec, s = preset(self.model), self.prompt + step
+        width = costs.FORMATS[self.dtype].bytes_per_element
         num_parameters, _ = accounting_parameters(spec, "coarse")
         uncached = costs.uncached_step_flops(spec, num_parameters, s)
         weights = costs.weight_bytes(num_parameters, width)
@@ -275,7 +264,6 @@ class Shapes(LabWidget):
     """
 
     script = "shapes.js"
-    uses_formulas = True
     models: traitlets.List = traitlets.List().tag(sync=True)
     latent = traitlets.Dict().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
@@ -284,12 +272,10 @@ class Shapes(LabWidget):
     tokens = traitlets.Int(8192).tag(sync=True)
 
     def __init__(self, model: str = "llama-3-8b", **traits) -> None:
-        shown = ("slug", "name", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-        facts = [_facts(name, preset(name)) for name in MODELS]
         row = preset("deepseek-v3").layers[0]
         spec = preset(model)
         super().__init__(
-            models=[{key: entry[key] for key in shown} for entry in facts],
+            models=[_facts(name) for name in MODELS],
             latent={"num_kv_heads": 1, "key_dim": row.key_dim, "value_dim": row.value_dim},
             model=model,
             **{"num_kv_heads": spec.num_kv_heads, **traits},
@@ -305,20 +291,16 @@ class Shapes(LabWidget):
         spec = preset(self.model)
         h, h_kv, d_h, n = spec.num_heads, self.num_kv_heads, spec.head_dim, self.tokens
         mha = costs.layer_kv_bytes_per_token(LayerSpec("full", h, d_h, d_h))
+        latent = LayerSpec("latent", **self.latent)
+        heads = {f"MHA: {h} KV heads": h, f"here: {h_kv} KV heads": h_kv, "MQA: 1 KV head": 1}
+        layers = {label: LayerSpec("full", kept, d_h, d_h) for label, kept in heads.items()}
         rows = []
-        for label, kept, layer in (
-            (f"MHA: {h} KV heads", f"2 x {h} x {d_h}", LayerSpec("full", h, d_h, d_h)),
-            (f"here: {h_kv} KV heads", f"2 x {h_kv} x {d_h}", LayerSpec("full", h_kv, d_h, d_h)),
-            ("MQA: 1 KV head", f"2 x 1 x {d_h}", LayerSpec("full", 1, d_h, d_h)),
-            (
-                "MLA: DeepSeek-V3's row",
-                f"1 x {self.latent['key_dim']}",
-                LayerSpec("latent", **self.latent),
-            ),
-        ):
+        for label, layer in (*layers.items(), ("MLA: DeepSeek-V3's row", latent)):
+            kept = "1" if layer is latent else f"2 x {layer.num_kv_heads}"
             each = costs.layer_kv_bytes_per_token(layer)
             whole = units.binary_bytes(spec.num_layers * n * each)
-            rows.append((label, kept, f"{each:,}", whole, f"{100 * each / mha:.1f} %"))
+            share = f"{100 * each / mha:.1f} %"
+            rows.append((label, f"{kept} x {layer.key_dim}", f"{each:,}", whole, share))
         return Twin(
             f"{spec.name} in bf16: one token in one layer, then {n:,} tokens in all layers",
             ("", "numbers", "bytes", "all layers", "of MHA"),

@@ -28,10 +28,10 @@ function render({ model, el }) {
     picture.replaceChildren(chart(curve, find(1, "all layers")));
     const steps = [0, 1, 2, 4, 8, 16, 32, 64, 96].filter((step) => step < curve.kl.length);
     facts.update([["KL", ...steps.map((step) => (curve.kl[step] ? curve.kl[step].toPrecision(2) : "0"))]], ["decode step", ...steps]);
-    const first = curve.first < 0 ? "the most likely token never changes"
-      : `the most likely token first differs at step ${curve.first}`;
+    const first = curve.first_differing === null ? "the most likely token never changes"
+      : `the most likely token first differs at step ${curve.first_differing}`;
     said.say(`Moved by ${offset.value} in ${layer.value}: ${format.number(mean, 4)} nats a token on average, `
-      + `perplexity ${format.number(curve.perplexity, 1)} instead of ${format.number(curve.right, 1)}; ${first}.`);
+      + `perplexity ${format.number(curve.perplexity, 1)} instead of ${format.number(curve.right_perplexity, 1)}; ${first}.`);
   }
 
   function chart(curve, reference) {

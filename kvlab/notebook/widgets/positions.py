@@ -89,15 +89,8 @@ class DriftCurves(LabWidget):
     def __init__(self, **traits) -> None:
         record = read_record()
         curves = [
-            {
-                "offset": curve["offset"],
-                "layer": "all layers" if curve["layer"] is None else f"layer {curve['layer']} only",
-                "kl": curve["kl"],
-                "perplexity": curve["perplexity"],
-                "right": curve["right_perplexity"],
-                "first": -1 if curve["first_differing"] is None else curve["first_differing"],
-            }
-            for curve in record["curves"]
+            {**curve, "layer": "all layers" if layer is None else f"layer {layer} only"}
+            for curve, layer in ((curve, curve["layer"]) for curve in record["curves"])
         ]
         source = (
             f"Recorded on {record['date']}: {record['model']}; {record['dtype']}, "

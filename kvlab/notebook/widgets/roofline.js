@@ -101,12 +101,12 @@ function render({ model, el }) {
     const [t, p, R] = [model.get("step"), model.get("prompt"), model.get("batch")];
     const s = p + t;
     const [peak, bandwidth] = [card.peaks[model.get("dtype")], card.bandwidth];
-    const entries = decodeSteps(spec, spec.P, R, s, BYTES[model.get("dtype")]);
+    const entries = decodeSteps(spec, spec.coarse, R, s, BYTES[model.get("dtype")]);
     const rows = entries.map((entry) => stepRow(entry, peak, bandwidth));
     view.setCaption(`${spec.name} on ${card.name}, step ${format.integer(t)}: context s = ${format.integer(s)}`);
     view.update(rows);
     picture.replaceChildren(roofPicture(entries, peak, bandwidth));
-    const crossing = kv_weight_crossover_tokens(spec, spec.P);
+    const crossing = kv_weight_crossover_tokens(spec, spec.coarse);
     note.textContent = `The roofs meet at ${format.number(ridge_intensity(peak, bandwidth), 1)} FLOP per byte. `
       + `KV outweighs the weights from ${format.integer(crossing)} resident tokens on; the batch holds ${format.integer(R * s)}: `
       + (R * s > crossing ? "more KV than weights are read." : "more weights than KV are read.");

@@ -56,7 +56,6 @@ class Splits(LabWidget):
     cards = traitlets.Dict().tag(sync=True)
     model_name = traitlets.Unicode().tag(sync=True)
     num_kv_heads = traitlets.Int().tag(sync=True)
-    tile = traitlets.Int(TILE).tag(sync=True)
     tile_bytes = traitlets.Int().tag(sync=True)
     card = traitlets.Unicode("a100-80gb").tag(sync=True)
     num_seqs = traitlets.Int(1).tag(sync=True)
