@@ -34,16 +34,18 @@ Many requests, one forward a step:
                     or on a GPU the Triton kernel from the folder kernels/, loaded when picked
     engine          Engine.step(): schedule, prepare, execute, sample, update
 
-So one step goes: engine asks scheduler, which takes blocks through tables; batch lays the row;
-engine's ModelRunner does the block copies that tables asked for, and runs model over the row with
-an attend from paged: model has Q and K turned by rope, attend writes K and V and reads all of them
-back. Then sampling picks tokens, scheduler books them, and tables publishes what is full now: other
-requests may find those blocks.
+So one step goes, by the names of its five phases. Schedule: engine asks for drafts and then
+scheduler, which takes blocks through tables. Prepare: batch lays the row. Execute: engine's
+ModelRunner does the block copies that tables asked for, and runs model over the row with an attend
+from paged: model has Q and K turned by rope, attend writes K and V and reads all of them back.
+Sample: sampling picks tokens, and says which drafts hold. Update: scheduler books them, and tables
+publishes what is full now: other requests may find those blocks.
 
 Where to add something. A position scheme: a rotation rule is one more function in rope.RULES,
 named by the model's spec. The others are subclasses that Engine is given: an eviction rule is a
 BlockPool with another release_order (pool=), a scheduling policy a Scheduler (scheduler=), a format
-of K and V a PagedKVCache that stores and reads another way (cache=), with its bytes in costs.
+of K and V a PagedKVCache that stores and reads another way (cache=), with its bytes in costs,
+and attention="torch" until the Triton kernel can read it.
 
 Also core, but no part of the engine:
 
