@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from book.extension.page_python import page_modules
-from kvlab.notebook import exercises
+from kvlab.notebook import NotebookError, exercises
 
 WRONG = {
     number: importlib.import_module(f"wrong_answers.ch{number:02d}").WRONG
@@ -47,10 +47,10 @@ def test_no_answer_is_not_a_wrong_answer():
 
 def test_unknown_exercise_is_a_named_error():
     for name in ("9.1", "1.99", "x", "", "²", 2.1):
-        with pytest.raises(exercises.ExerciseError, match="status"):
+        with pytest.raises(NotebookError, match="status"):
             exercises.find(name)
     for chapter in (0, 9, "x"):
-        with pytest.raises(exercises.ExerciseError, match="from 1 to 8"):
+        with pytest.raises(NotebookError, match="from 1 to 8"):
             exercises.status(chapter)
 
 
@@ -75,7 +75,7 @@ def test_prediction_and_outcome(capsys):
     exercises.predict("steps", 10)
     exercises.outcome("steps", 20)
     for value in ("many", None):
-        with pytest.raises(exercises.ExerciseError, match=f"{value!r}; expected a number"):
+        with pytest.raises(NotebookError, match=f"{value!r}; expected a number"):
             exercises.predict("steps", value)
     assert capsys.readouterr().out.splitlines() == [
         "never predicted: measured 3; you made no prediction",
