@@ -241,23 +241,3 @@ def show_context(record: Record) -> None:
             for c in contexts
         ]
         table(rows, f"Ratios of one step, {name}, {CLOCKS[clock]}")
-
-
-def say_products(record: Record) -> None:
-    """How much longer a product with sixteen rows takes than with one, in each library."""
-    clock = clock_of(record)
-    for name, case in cases_of(record, "engine").items():
-        alone = case["products"][clock]
-        libraries = sorted({label.split(", batch")[0] for label in alone}, reverse=True)
-        if len(libraries) < 2:
-            continue
-        one = alone["torch, batch 1"]["median_seconds"]
-        torch_16, numpy_16 = (
-            alone[f"{library}, batch 16"]["median_seconds"] / one for library in libraries
-        )
-        say(
-            "A product with sixteen rows reads each weight as often as one with a single row: "
-            f"once. With {name} this processor takes {torch_16:.1f} times as long for it in "
-            f"torch's library, and {numpy_16:.1f} times in numpy's over the same memory. "
-            "Products are most of a batch's step, so the engine gains little more than they allow."
-        )
