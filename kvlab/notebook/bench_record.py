@@ -6,13 +6,14 @@ import json
 import statistics
 from collections.abc import Mapping
 
-from kvlab.notebook.display import say, table
+from kvlab.notebook.display import figure, say, table
 from kvlab.sheet import units
 from kvlab.specs import DATA_DIR
 
 Record = Mapping[str, dict]
 
 CLOCKS = {"wall": "wall clock", "cpu": "processor time"}
+DYNAMIC = "transformers, dynamic cache"
 
 
 def recorded(name: str = "cpu") -> dict:
@@ -75,6 +76,56 @@ def show_overhead(record: Record, only: str | None = None) -> None:
             for what, ratio in case[f"ratio_{clock}"].items()
         ]
         table(rows, f"One cached step at s = {case['context']}, {name}, {CLOCKS[clock]}")
+
+
+def show_means(record: Record, only: str | None = None) -> None:
+    """The loop without one of its means at a time."""
+    clock = clock_of(record)
+    for name, case in cases_of(record, "means", only).items():
+        rows = [
+            {
+                "changed back": "nothing" if what == "all of them" else what,
+                "step takes": f"{ratio:.2f} x",
+                "operator calls": f"{case['operators'][what]:,}",
+            }
+            for what, ratio in case[f"ratio_{clock}"].items()
+        ]
+        table(
+            rows, f"What each plain means buys: the loop without it, s = {case['context']}, {name}"
+        )
+
+
+def show_context(record: Record) -> None:
+    """A cached step against its context, and the uncached step beside it."""
+    clock = clock_of(record)
+    ratio = f"ratio_{clock}"
+    for name, case in cases_of(record, "context").items():
+        points = case["points"]
+        contexts = [int(c) for c in points]
+        loops = ("kvlab", DYNAMIC)
+        figure(
+            {
+                loop: (
+                    contexts,
+                    [1e3 * points[str(c)][clock][loop]["median_seconds"] for c in contexts],
+                )
+                for loop in loops
+            },
+            x="context s, tokens",
+            y=f"ms a step, {CLOCKS[clock]}",
+            title=f"One cached step against its context, {name}",
+            alt="Time of a cached step over context for kvlab and for transformers",
+            from_zero=True,
+        )
+        rows = [
+            {
+                "context s": f"{c:,}",
+                "transformers / kvlab": f"{points[str(c)][ratio][DYNAMIC]:.2f}",
+                "uncached / cached": f"{points[str(c)]['uncached'][ratio]['uncached']:.1f}",
+            }
+            for c in contexts
+        ]
+        table(rows, f"Ratios of one step, {name}, {CLOCKS[clock]}")
 
 
 def say_products(record: Record) -> None:
