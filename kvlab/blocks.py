@@ -49,7 +49,7 @@ def slot_of(block_table: Sequence[int], block_size: int, position: int) -> int:
     if not 0 <= entry < len(block_table) or block_table[entry] == NULL_BLOCK:
         raise BlockError(
             f"position {position} asked for; this table covers 0 to "
-            f"{len(block_table) * block_size - 1}, less what a window has left behind (block 0): "
+            f"{len(block_table) * block_size - 1}, less the null blocks that a window left behind: "
             f"call grow() before writing"
         )
     return block_table[entry] * block_size + position % block_size
