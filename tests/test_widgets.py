@@ -18,10 +18,10 @@ from kvlab.notebook.widgets.practice import Predict
 
 FOLDER = Path(widgets.__file__).parent
 #: Those of chapters by name, those that only pages show by path.
-OURS = (widgets.__name__, "book.")  # not those that tests define
 SCRIPTS = sorted(p.name for p in FOLDER.glob("*.js")) + [
     str(page_widgets.HERE / name) for name in ("audit.js", "progress.js")
 ]
+OURS = (widgets.__name__, "book.")  # not those that tests define
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
