@@ -24,7 +24,7 @@ from kvlab.blocks import BlockPool
 from kvlab.errors import RequestError, whole
 from kvlab.kernels import choose_backend
 from kvlab.model import Decoder
-from kvlab.paged import PagedAttention, PagedKVCache, table_rows
+from kvlab.paged import PagedAttention, PagedKVCache
 from kvlab.request import Request, check_vocabulary, token_row
 from kvlab.sampling import Proposer, Sampler, SamplingParams, Wanted
 from kvlab.scheduler import Schedule, Scheduler, SchedulerConfig
@@ -106,10 +106,10 @@ class ModelRunner:
         attend = self.attention(
             self.model.spec,
             self.cache,
-            slot_mapping=self._tensor(batch.slot_mapping),
-            block_tables=table_rows(batch.block_tables, self.model.device),
-            seq_lens=self._tensor(batch.seq_lens),
-            query_start_loc=self._tensor(batch.query_start_loc),
+            slot_mapping=batch.slot_mapping,
+            block_tables=batch.block_tables,
+            seq_lens=batch.seq_lens,
+            query_start_loc=batch.query_start_loc,
         )
         return self.model.forward(
             self._tensor(batch.token_ids),

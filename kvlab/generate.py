@@ -28,7 +28,7 @@ from kvlab.blocks import BlockPool, blocks_for
 from kvlab.cache import ContiguousKVCache
 from kvlab.errors import CacheError, RequestError, whole
 from kvlab.model import Attend, Decoder
-from kvlab.paged import PagedAttention, PagedKVCache, table_rows
+from kvlab.paged import PagedAttention, PagedKVCache
 from kvlab.request import Request, check_vocabulary, token_row
 from kvlab.rope import next_positions, padded_positions
 from kvlab.specs import ModelSpec
@@ -348,20 +348,19 @@ class PagedDecoder:
             positions += range(start, start + num_new)
             slots += self.manager.slot_mapping(request, start, start + num_new)
         ends = [0, *accumulate(num_new for _, num_new in work)]
-        seq_lens = [request.num_computed_tokens + num_new for request, num_new in work]
         attend = PagedAttention(
             self.model.spec,
             self.cache,
-            slot_mapping=torch.tensor(slots, device=device),
-            block_tables=table_rows([request.block_table for request, _ in work], device),
-            seq_lens=torch.tensor(seq_lens, device=device),
-            query_start_loc=torch.tensor(ends, device=device),
+            slot_mapping=slots,
+            block_tables=[request.block_table for request, _ in work],
+            seq_lens=[request.num_computed_tokens + num_new for request, num_new in work],
+            query_start_loc=ends,
         )
         logits = self.model.forward(
             torch.tensor(tokens, device=device),
             torch.tensor(positions, device=device),
             attend,
-            rows=None if all_rows else torch.tensor(ends[1:], device=device) - 1,
+            rows=None if all_rows else torch.tensor([end - 1 for end in ends[1:]], device=device),
         )
         for request, num_new in work:
             self.manager.mark_computed(request, num_new)
@@ -434,7 +433,7 @@ class PagedDecoder:
                 request.append(int(logits.argmax(-1)))
                 if on_step:
                     known = request.num_computed_tokens
-                    fed = torch.tensor([[known - 1]])
+                    fed = torch.tensor([[known - 1]], device=self.model.device)
                     t = request.num_output_tokens - 1
                     on_step(Step(t, known, fed, logits, 1, request.token_ids[-1]))
                 if request.token_ids[-1] in stops or request.num_output_tokens == budget:

@@ -67,6 +67,7 @@ class PagedKVCache:
              for width in (layer.key_dim, layer.value_dim)]
             for layer in spec.layers
         ]  # fmt: skip
+        self.device = torch.device(device)
 
     def _pool(
         self, num_kv_heads: int, width: int, dtype: torch.dtype, device: torch.device | str
@@ -102,20 +103,22 @@ class PagedKVCache:
         be the last slot of the pool.) Raises CacheError for what is no row of slots of this
         pool: 3.7 would quietly become slot 3.
         """
-        slots = torch.as_tensor(slot_mapping)
-        is_row = slots.dim() == 1 and slots.dtype in (torch.int32, torch.int64)
-        last = int(slots.max()) if is_row and slots.numel() else -1
-        if not (is_row or slots.numel() == 0) or last >= self.num_slots:
+        if isinstance(slot_mapping, torch.Tensor):
+            slot_mapping = slot_mapping.tolist()
+        slots = slot_mapping
+        wrong = [slot for slot in slots if type(slot) is not int or slot >= self.num_slots]
+        if wrong:
             raise CacheError(
-                f"slot_mapping of shape {list(slots.shape)} in {slots.dtype} up to slot {last}; "
-                f"expected one whole number for each row of K and V, below {self.num_slots} "
-                f"({self.num_blocks} blocks of {self.block_size}): nothing was written"
+                f"slot_mapping holds {wrong[0]!r}; expected one whole number for each row of K and "
+                f"V, below {self.num_slots} ({self.num_blocks} blocks of {self.block_size}): "
+                "nothing was written"
             )
-        slots, rows = slots.long(), None
-        if bool((slots < 0).any()):
-            rows = (slots >= 0).nonzero().flatten()
-            slots = slots[rows]
-        return CheckedSlots(len(slot_mapping), slots, rows, self.block_size)
+        rows = [row for row, slot in enumerate(slots) if slot >= 0]
+        written = torch.tensor([slots[row] for row in rows], dtype=torch.long, device=self.device)
+        where = None
+        if len(rows) < len(slots):
+            where = torch.tensor(rows, dtype=torch.long, device=self.device)
+        return CheckedSlots(len(slots), written, where, self.block_size)
 
     def write(
         self,
@@ -155,7 +158,7 @@ class PagedKVCache:
         """
         entries = block_table[: blocks_for(seq_len, self.block_size)]
         check_table(entries, 0, seq_len, self.num_blocks, self.block_size)
-        table = torch.tensor(entries, dtype=torch.long)
+        table = torch.tensor(entries, dtype=torch.long, device=self.device)
         key, value = (pool[table].flatten(0, 1)[:seq_len] for pool in self._pools[layer])
         return key, value
 
@@ -235,27 +238,23 @@ class GatherPlan:
     """Which slots each query row reads, for one window and all layers that share it.
 
     This is the door of paged attention: tables, lengths and rows that do not fit each other
-    raise AttentionError or BlockError here.
+    raise AttentionError or BlockError here. All is worked out on lists, and a few rows of numbers
+    go to the device: nothing is read back from it.
     """
 
     def __init__(
         self,
-        block_tables: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start_loc: torch.Tensor,
+        block_tables: list[list[int]],
+        seq_lens: list[int],
+        query_start_loc: list[int],
         num_blocks: int,
         block_size: int,
         window: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         check_options(None, window)
-        for tensor, rank in ((block_tables, 2), (seq_lens, 1), (query_start_loc, 1)):
-            if tensor.dim() != rank or tensor.is_floating_point():
-                raise AttentionError(
-                    f"{list(tensor.shape)} in {tensor.dtype} given; expected whole numbers: "
-                    "block_tables [R, B], seq_lens [R], query_start_loc [R + 1]"
-                )
-        self.window, self.block_size = window, block_size
-        lens, starts = seq_lens.tolist(), query_start_loc.tolist()
+        self.window, self.block_size, self.device = window, block_size, device
+        lens, starts = seq_lens, query_start_loc
         counts = [stop - start for start, stop in pairwise(starts)]
         is_fit = len(starts) == len(lens) + 1 and len(block_tables) >= len(lens) and starts[0] >= 0
         if not is_fit or any(not (0 <= q <= n or n == 0 <= q) for q, n in zip(counts, lens)):
@@ -267,41 +266,39 @@ class GatherPlan:
         self.num_rows = starts[-1]
         self.groups: list[DecodeGroup] = []
         self.chunks: list[Chunk] = []
+        tables = table_rows(block_tables, device)
         decode: list[tuple[int, int, int]] = []  # visible tokens, row, sequence
         for r, (num_queries, seq_len) in enumerate(zip(counts, lens)):
             if num_queries == 0 or seq_len == 0:
                 continue  # idle: its rows stay 0
             first = 0 if window is None else max(0, seq_len - num_queries - window + 1)
-            check_table(block_tables[r].tolist(), first, seq_len, num_blocks, block_size, r)
+            check_table(block_tables[r], first, seq_len, num_blocks, block_size, r)
             if num_queries == 1:
                 decode.append((seq_len - first, starts[r], r))
             else:
-                visible = torch.arange(first, seq_len, device=block_tables.device)
-                slots = self._slots(block_tables[r : r + 1], visible[None])[0]
+                visible = torch.arange(first, seq_len, device=device)
+                slots = self._slots(tables[r : r + 1], visible[None])[0]
                 self.chunks.append(Chunk(starts[r], starts[r + 1], slots))
         for group in _similar_lengths(decode):
-            self.groups.append(self._group(group, block_tables, lens))
+            self.groups.append(self._group(group, tables, lens))
 
     def _slots(self, tables: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Slots of positions [R, S] through block tables [R, blocks]."""
         entries = torch.div(positions, self.block_size, rounding_mode="floor")
-        return tables.gather(1, entries).long() * self.block_size + positions % self.block_size
+        return tables.gather(1, entries) * self.block_size + positions % self.block_size
 
     def _group(
-        self, group: list[tuple[int, int, int]], block_tables: torch.Tensor, lens: list[int]
+        self, group: list[tuple[int, int, int]], tables: torch.Tensor, lens: list[int]
     ) -> DecodeGroup:
-        device = block_tables.device
-        widest = max(width for width, _, _ in group)
-        widths = torch.tensor([width for width, _, _ in group], device=device)[:, None]
-        sequences = torch.tensor([r for _, _, r in group], device=device)
-        ends = torch.tensor([lens[r] for _, _, r in group], device=device)[:, None]
-        steps = torch.arange(widest, device=device)[None]
-        visible = steps < widths
+        numbers = [(width, row, r, lens[r]) for width, row, r in group]
+        widths, rows, sequences, ends = torch.tensor(numbers, device=self.device).unbind(1)
+        steps = torch.arange(max(group)[0], device=self.device)[None]
+        visible = steps < widths[:, None]
         # Past a sequence's end: its first visible position once more, which is written for sure.
-        positions = ends - widths + torch.where(visible, steps, 0)
-        slots = self._slots(block_tables[sequences], positions)
-        mask = None if bool(visible.all()) else visible[:, None, None]
-        return DecodeGroup(torch.tensor([row for _, row, _ in group], device=device), slots, mask)
+        positions = (ends - widths)[:, None] + torch.where(visible, steps, 0)
+        slots = self._slots(tables[sequences], positions)
+        is_even = len({width for width, _, _ in group}) == 1
+        return DecodeGroup(rows, slots, None if is_even else visible[:, None, None])
 
     def attend(
         self,
@@ -383,8 +380,21 @@ def paged_attention(
             f"query, key_cache and value_cache of shapes {shapes}; expected one head_dim of query "
             "and keys, and as many blocks, slots and KV heads of values as of keys"
         )
-    num_blocks, block_size = key_cache.shape[:2]
-    plan = GatherPlan(block_tables, seq_lens, query_start_loc, num_blocks, block_size, window)
+    for tensor, rank in ((block_tables, 2), (seq_lens, 1), (query_start_loc, 1)):
+        if tensor.dim() != rank or tensor.is_floating_point():
+            raise AttentionError(
+                f"{list(tensor.shape)} in {tensor.dtype} given; expected whole numbers: "
+                "block_tables [R, B], seq_lens [R], query_start_loc [R + 1]"
+            )
+    plan = GatherPlan(
+        block_tables.tolist(),
+        seq_lens.tolist(),
+        query_start_loc.tolist(),
+        num_blocks=key_cache.shape[0],
+        block_size=key_cache.shape[1],
+        window=window,
+        device=query.device,
+    )
     return plan.attend(query, key_cache, value_cache, scale)
 
 
@@ -392,7 +402,7 @@ class PagedAttention:
     """The `attend` of a decoder over a paged cache: write by slot, read by block table.
 
     Made anew for every forward. slot_mapping [T] says where the new K and V go; the other
-    arguments are those of paged_attention.
+    arguments are those of paged_attention, as lists.
     """
 
     def __init__(
@@ -400,10 +410,10 @@ class PagedAttention:
         spec: ModelSpec,
         cache: PagedKVCache,
         *,
-        slot_mapping: torch.Tensor,
-        block_tables: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start_loc: torch.Tensor,
+        slot_mapping: list[int],
+        block_tables: list[list[int]],
+        seq_lens: list[int],
+        query_start_loc: list[int],
     ) -> None:
         self.cache = cache
         self.slots = cache.check_slots(slot_mapping)
@@ -416,6 +426,7 @@ class PagedAttention:
                 cache.num_blocks,
                 cache.block_size,
                 window,
+                cache.device,
             )
             for window in set(self.windows)
         }

@@ -305,12 +305,19 @@ def rope_tables(
     """
     if isinstance(positions, int):
         positions = torch.arange(positions)
+    inv_freq, attention_factor = rope_inv_freq(rope, seq_len)
+    return _turns(positions, inv_freq.to(positions.device), attention_factor)
+
+
+def _turns(
+    positions: torch.Tensor, inv_freq: torch.Tensor, attention_factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of position * inv_freq, times the attention factor."""
     if positions.is_floating_point():
         raise WrongPosition(
             f"positions in {positions.dtype} given; expected whole numbers: bf16 has no 257"
         )
-    inv_freq, attention_factor = rope_inv_freq(rope, seq_len)
-    angles = positions.to(torch.float32)[..., None] * inv_freq.to(positions.device)
+    angles = positions.to(torch.float32)[..., None] * inv_freq
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
@@ -365,23 +372,19 @@ def interleave_permutation(rotary_dim: int) -> torch.Tensor:
 
 
 class RopeTable:
-    """cos and sin by position, built once and grown on demand.
+    """cos and sin by position, from frequencies that are chosen once.
 
     rope         settings of one layer kind
-    max_seq_len  the longest total length that will be served. It picks the table of the rules
-                 that have several, once, before the first key is cached (vLLM does the same
+    max_seq_len  the longest total length that will be served. It picks the frequencies of the
+                 rules that have several, once, before the first key is cached (vLLM does the same
                  for longrope). None: up to the length the model was first trained for.
 
-    A position past the chosen table raises RopeError instead of quietly switching, since the
-    keys already cached were rotated with the old table.
+    A position past the chosen length raises RopeError instead of quietly switching, since the
+    keys already cached were rotated with the old frequencies.
     """
 
     def __init__(
-        self,
-        rope: RopeSpec,
-        max_seq_len: int | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        self, rope: RopeSpec, max_seq_len: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
         self.rope = rope
         self.limit = length_limit(rope)  # None: one table serves every length
@@ -389,12 +392,13 @@ class RopeTable:
         if self.limit is not None and max_seq_len is not None and max_seq_len > self.limit:
             self.planned_len = max_seq_len
             self.limit = max_seq_len if rope.rope_type == "dynamic" else None
-        self.device, self.dtype = torch.device(device), dtype
-        self.cos = torch.empty(0, rope.rotary_dim // 2, dtype=dtype, device=self.device)
-        self.sin = self.cos.clone()
+        inv_freq, self.attention_factor = rope_inv_freq(rope, self.planned_len)
+        self.inv_freq = inv_freq.to(device)
 
-    def grow(self, num_positions: int) -> None:
-        """Make sure that rows 0..num_positions-1 exist."""
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin [*positions.shape, rotary_dim / 2] of the given positions, float32."""
+        # One number is read back from a GPU here, for the few rules that end somewhere.
+        num_positions = int(positions.max()) + 1 if self.limit and positions.numel() else 0
         if self.limit is not None and num_positions > self.limit:
             raise RopeError(
                 f"position {num_positions - 1} needs a total length of {num_positions}, but this "
@@ -403,18 +407,4 @@ class RopeTable:
                 "table is chosen once, or recompute the prompt, or cache unrotated keys and "
                 "rotate them on read."
             )
-        if num_positions <= self.cos.shape[0]:
-            return
-        rows = max(num_positions, 2 * self.cos.shape[0])
-        rows = rows if self.limit is None else min(rows, self.limit)
-        cos, sin = rope_tables(self.rope, rows, seq_len=self.planned_len)
-        self.cos = cos.to(device=self.device, dtype=self.dtype)
-        self.sin = sin.to(device=self.device, dtype=self.dtype)
-
-    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin [*positions.shape, rotary_dim / 2] of the given positions (integers >= 0)."""
-        if positions.numel():
-            first, last = (int(end) for end in positions.aminmax())
-            assert first >= 0, f"position {first}: as an index it would be the last row built"
-            self.grow(last + 1)
-        return self.cos[positions], self.sin[positions]
+        return _turns(positions, self.inv_freq, self.attention_factor)

@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from numbers import Real
 from typing import NamedTuple, Protocol
 
@@ -69,17 +70,24 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     scaled = (logits.double() - logits.max()) / float(params.temperature)
     if 0 < params.top_k < scaled.numel():
         kth = scaled.topk(params.top_k).values[-1]
-        num_above, tied = int((scaled > kth).sum()), (scaled == kth).nonzero().flatten()
-        scaled = scaled.masked_fill(scaled < kth, -math.inf)
-        scaled[tied[params.top_k - num_above :]] = -math.inf  # bf16 ties often
+        above, tied = scaled > kth, scaled == kth  # bf16 ties often
+        keep = above | (tied & (tied.cumsum(-1) <= params.top_k - above.sum()))
+        scaled = scaled.masked_fill(~keep, -math.inf)
     probs = scaled.softmax(-1)
     if params.top_p < 1:
         ordered, order = probs.sort(descending=True, stable=True)
         # A token stays while the ones before it hold less than top_p: the first always stays.
         keep = ordered.cumsum(-1) - ordered < float(params.top_p)
-        probs = torch.zeros_like(probs).scatter(0, order[keep], ordered[keep])
+        probs = torch.zeros_like(probs).scatter(0, order, ordered * keep)
         probs = probs / probs.sum()
     return probs
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, number: float) -> torch.Tensor:
+    """The token that a random number from [0, 1) falls on: logits [vocab] -> [], on its device."""
+    cumulative = distribution(logits, params).cumsum(-1)
+    place = torch.searchsorted(cumulative, cumulative[-1:] * number, right=True)
+    return place[0].clamp(max=logits.numel() - 1)
 
 
 class Wanted(NamedTuple):
@@ -107,32 +115,24 @@ class Sampler:
         """
         num_rows = sum(1 + len(each.draft_token_ids) for each in wanted)
         assert len(logits) == num_rows, f"{len(logits)} rows of logits for {num_rows} wanted"
-        best, greedy = (column.tolist() for column in logits.max(-1))
-        outputs, row = {}, 0
-        for each in wanted:
-            stop = row + 1 + len(each.draft_token_ids)
-            if not all(map(math.isfinite, best[row:stop])):  # argmax would still name one
+        best, tokens = logits.max(-1)
+        starts = list(accumulate((1 + len(each.draft_token_ids) for each in wanted), initial=0))
+        for each, (start, stop) in zip(wanted, pairwise(starts), strict=True):
+            if not each.params.is_greedy:
+                for i, row in enumerate(range(start, stop)):
+                    number = self._number(each.params, each.num_outputs + i)
+                    tokens[row] = draw(logits[row], each.params, number)
+        # What a GPU has computed is waited for here, once a step.
+        best, tokens = torch.stack((best.double(), tokens.double())).tolist()
+        outputs = {}
+        for each, (start, stop) in zip(wanted, pairwise(starts), strict=True):
+            if not all(map(math.isfinite, best[start:stop])):  # argmax would still name one
                 raise RequestError(
-                    f"request {each.request_id!r}: its largest logit is {best[row:stop]}; expected "
-                    f"finite numbers. Look for NaN in weights and cache; abort() lets others go on"
+                    f"request {each.request_id!r}: its largest logit is {best[start:stop]}; "
+                    f"expected finite numbers. Look for NaN in weights and cache; abort() lets "
+                    f"others go on"
                 )
-            if each.params.is_greedy:
-                outputs[each.request_id] = accept(each.draft_token_ids, greedy[row:stop])
-            else:
-                outputs[each.request_id] = self._draw(each, logits[row:stop])
-            row = stop
-        return outputs
-
-    def _draw(self, wanted: Wanted, rows: torch.Tensor) -> list[int]:
-        """Draw row after row while the drafts agree. Equal to drawing without drafts."""
-        outputs: list[int] = []
-        for row, draft in zip(rows, [*wanted.draft_token_ids, None], strict=True):
-            cumulative = distribution(row, wanted.params).cumsum(-1).cpu()
-            point = cumulative[-1:] * self._number(wanted.params, wanted.num_outputs + len(outputs))
-            token = int(torch.searchsorted(cumulative, point, right=True))
-            outputs.append(min(token, cumulative.numel() - 1))
-            if outputs[-1] != draft:
-                break
+            outputs[each.request_id] = accept(each.draft_token_ids, [*map(int, tokens[start:stop])])
         return outputs
 
     @staticmethod

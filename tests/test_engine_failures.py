@@ -106,7 +106,7 @@ POINTS = [
         "runner.run",
         "layers",
         "sampler.sample",
-        "sampler._draw",
+        "sampler._number",
         "clock",
         "scheduler.update",
     )

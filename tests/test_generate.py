@@ -182,7 +182,6 @@ def test_a_decode_step_allocates_the_same_whatever_the_context():
     def allocated(context):
         spec = tiny_spec(max_position_embeddings=4096)
         model, peak = Decoder.random(spec), []
-        model.rope.grow(4096)  # the table of angles, once per model
         cache = ContiguousKVCache(spec, 1, context + 1)
         cache.length = context  # as if so many tokens were written
         with torch.profiler.profile(profile_memory=True) as profile:

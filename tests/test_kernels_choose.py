@@ -7,6 +7,7 @@ import torch
 from small_models import tiny_spec
 
 from kvlab.engine import Engine
+from kvlab.errors import BlockError
 from kvlab.kernels import KernelError, choose
 from kvlab.kernels.choose import half_dtype
 from kvlab.model import Decoder
@@ -90,10 +91,10 @@ def test_a_mixed_batch_equals_torch_row_by_row_in_both_layouts() -> None:
     generator = torch.Generator().manual_seed(0)
     qkv = [torch.randn(6, heads, 8, generator=generator) for heads in (6, 2, 2)]
     batch = {
-        "slot_mapping": torch.tensor([4, 5, 6, 17, 9, -1]),
-        "block_tables": torch.tensor([[1, 0], [3, 4], [2, 0], [0, 0]]),
-        "seq_lens": torch.tensor([3, 6, 2, 0]),
-        "query_start_loc": torch.tensor([0, 3, 4, 5, 6]),
+        "slot_mapping": [4, 5, 6, 17, 9, -1],
+        "block_tables": [[1, 0], [3, 4], [2, 0], [0, 0]],
+        "seq_lens": [3, 6, 2, 0],
+        "query_start_loc": [0, 3, 4, 5, 6],
     }
     stored = torch.randn(2, 5, 4, 2, 8, generator=generator)
     results = []
@@ -110,12 +111,12 @@ def test_a_mixed_batch_equals_torch_row_by_row_in_both_layouts() -> None:
 
 def test_page_07_the_engine_path_checks_tables_once_per_step() -> None:
     spec = tiny_spec(num_layers=1)
-    with pytest.raises(KernelError, match="cache has blocks 1 to 4"):
+    with pytest.raises(BlockError, match="pool has blocks 1 to 4"):
         choose.KernelPagedAttention(
             spec,
             PagedKVCache(spec, 5, 4),
-            slot_mapping=torch.tensor([4]),
-            block_tables=torch.tensor([[1, 5]]),
-            seq_lens=torch.tensor([6]),
-            query_start_loc=torch.tensor([0, 1]),
+            slot_mapping=[4],
+            block_tables=[[1, 5]],
+            seq_lens=[6],
+            query_start_loc=[0, 1],
         )

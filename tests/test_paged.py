@@ -297,7 +297,7 @@ def test_page_05_rows_past_the_mapping_are_ignored(slots):
 def test_a_slot_past_the_pool_is_refused_and_nothing_is_written(layout):
     spec = tiny_spec()
     cache = PagedKVCache(spec, 4, 4, layout=layout)
-    with pytest.raises(CacheError, match=r"up to slot 16; .*below 16"):
+    with pytest.raises(CacheError, match=r"slot_mapping holds 16; .*below 16"):
         cache.write(0, filled(3, spec), filled(3, spec), [2, 16, 5])
     assert cache.key_cache(0).count_nonzero() == 0
 

@@ -410,11 +410,9 @@ def test_pos_23_yarn_borders_the_wrong_way_round_are_refused():
         rope_inv_freq(spec("yarn", factor=2.0, beta_fast=1, beta_slow=32, **ORIGINAL))
 
 
-def test_pos_01_a_negative_position_is_no_row_of_the_table():
-    table = RopeTable(RopeSpec(10_000.0, 8))
-    table.grow(10)
-    with pytest.raises(AssertionError, match="position -1"):
-        table.rows(torch.tensor([3, -1]))
+def test_pos_22_the_decoder_s_own_table_refuses_floating_positions_too():
+    with pytest.raises(WrongPosition, match="whole numbers"):
+        RopeTable(RopeSpec(10_000.0, 8)).rows(torch.tensor([257.0]))
 
 
 def test_pos_10_more_rotated_dimensions_than_the_head_has_are_named():

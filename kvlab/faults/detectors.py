@@ -354,13 +354,13 @@ def watch_pool() -> AbstractContextManager[None]:
 @live((PagedAttention, "__init__"))
 def watch_slots(original, attend, spec, cache, **batch):
     """Write side against read side: each row's slot is the one its block table leads to."""
-    tables, starts = batch["block_tables"], batch["query_start_loc"].tolist()
-    for r, seq_len in enumerate(batch["seq_lens"].tolist()):
+    tables, starts = batch["block_tables"], batch["query_start_loc"]
+    for r, seq_len in enumerate(batch["seq_lens"]):
         for row in range(starts[r], starts[r + 1]):
             position = seq_len - starts[r + 1] + row
             entry, offset = divmod(position, cache.block_size)
-            read = int(tables[r, entry]) * cache.block_size + offset
-            written = int(batch["slot_mapping"][row])
+            read = tables[r][entry] * cache.block_size + offset
+            written = batch["slot_mapping"][row]
             if written not in (read, -1):
                 detected(
                     f"position {position} of sequence {r} is written to slot {written} and "

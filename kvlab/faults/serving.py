@@ -47,7 +47,7 @@ def figure_bug(at: Place, figure: Callable[[], float], says: str, limit: float =
     "{:.0f} slot(s) changed that no row of the batch was meant for",
 )
 def negative_slot_taken_as_index(original, cache, slot_mapping):
-    return original(cache, torch.as_tensor(slot_mapping) % cache.num_slots)
+    return original(cache, [slot % cache.num_slots for slot in slot_mapping])
 
 
 @paged_bug((BlockPool, "ref"), scenes.sharer_outlives_owner)

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import torch
 
 from kvlab.kernels import KernelError
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.paged_decode import check_block_tables, paged_decode
+from kvlab.kernels.paged_decode import paged_decode
 from kvlab.kernels.splits import SUPPORTED_FROM
-from kvlab.paged import PagedAttention, PagedKVCache, paged_attention
+from kvlab.paged import PagedAttention, PagedKVCache, check_table, paged_attention, table_rows
 from kvlab.specs import ModelSpec
 
 #: Largest difference from float64 that fp16 rounding explains, with values drawn from N(0, 1).
@@ -32,7 +33,7 @@ class KernelPagedAttention(PagedAttention):
     """PagedAttention whose sequences with one query each go through the Triton kernel.
 
     Prompt chunks (several queries a sequence) stay with torch. Block tables are checked once per
-    forward, not once per layer.
+    forward, not once per layer, and before they go to the device.
     """
 
     def __init__(
@@ -40,27 +41,31 @@ class KernelPagedAttention(PagedAttention):
         spec: ModelSpec,
         cache: PagedKVCache,
         *,
-        slot_mapping: torch.Tensor,
-        block_tables: torch.Tensor,
-        seq_lens: torch.Tensor,
-        query_start_loc: torch.Tensor,
+        slot_mapping: list[int],
+        block_tables: list[list[int]],
+        seq_lens: list[int],
+        query_start_loc: list[int],
     ) -> None:
-        single = (query_start_loc[1:] - query_start_loc[:-1] == 1) & (seq_lens > 0)
+        ends = pairwise(query_start_loc)
+        single = [r for r, (start, stop) in enumerate(ends) if stop - start == 1 and seq_lens[r]]
         super().__init__(
             spec,
             cache,
             slot_mapping=slot_mapping,
             block_tables=block_tables,
-            seq_lens=seq_lens.masked_fill(single, 0),  # length 0: the torch plan passes over it
+            # length 0: the torch plan passes over it
+            seq_lens=[0 if r in single else seq_len for r, seq_len in enumerate(seq_lens)],
             query_start_loc=query_start_loc,
         )
-        self.rows = query_start_loc[:-1][single]
-        self.tables, self.lens = block_tables[single], seq_lens[single]
-        self.max_seq_len = 0
+        tables, lens = [block_tables[r] for r in single], [seq_lens[r] for r in single]
         for window in set(self.windows):
-            self.max_seq_len = check_block_tables(
-                self.tables, self.lens, cache.num_blocks, cache.block_size, window
-            )
+            for r, table, seq_len in zip(single, tables, lens):
+                first = 0 if window is None else max(0, seq_len - window)
+                check_table(table, first, seq_len, cache.num_blocks, cache.block_size, r)
+        self.rows = torch.tensor([query_start_loc[r] for r in single], device=cache.device)
+        self.tables = table_rows(tables, cache.device)
+        self.lens = torch.tensor(lens, device=cache.device)
+        self.max_seq_len = max(lens, default=0)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
