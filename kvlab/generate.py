@@ -181,7 +181,7 @@ def cached_generate(
 
 
 def left_pad(
-    prompts: Sequence[Sequence[int]], pad_id: int = 0
+    prompts: Sequence[Sequence[int]], pad_id: int = 0, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """token_ids and attention_mask, both [batch, longest]; the mask is 0 where padding stands."""
     if not prompts:
@@ -190,7 +190,7 @@ def left_pad(
     missing = [longest - len(prompt) for prompt in prompts]
     ids = [[pad_id] * gap + list(prompt) for gap, prompt in zip(missing, prompts, strict=True)]
     mask = [[0] * gap + [1] * (longest - gap) for gap in missing]
-    return torch.tensor(ids), torch.tensor(mask)
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 class PaddedAttention:
@@ -250,7 +250,7 @@ def padded_generate(
     limit = model.spec.max_position_embeddings
     prompts = [prompt_of(model.spec, prompt) for prompt in prompts]
     budgets = [max_outputs(limit, len(prompt), max_new_tokens) for prompt in prompts]
-    token_ids, mask = (rows.to(model.device) for rows in left_pad(prompts))
+    token_ids, mask = left_pad(prompts, device=model.device)
     num_steps = max(budgets)
     if num_steps < 1:
         return [[] for _ in prompts]

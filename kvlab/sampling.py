@@ -72,7 +72,7 @@ def distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         kth = scaled.topk(params.top_k).values[-1]
         above, tied = scaled > kth, scaled == kth  # bf16 ties often
         keep = above | (tied & (tied.cumsum(-1) <= params.top_k - above.sum()))
-        scaled = scaled.masked_fill(~keep, -math.inf)
+        scaled = torch.where(keep, scaled, -math.inf)
     probs = scaled.softmax(-1)
     if params.top_p < 1:
         ordered, order = probs.sort(descending=True, stable=True)
