@@ -24,7 +24,7 @@ from small_models import tiny_spec
 
 from kvlab import checkpoint
 from kvlab.checkpoint import CheckpointError, __main__, download
-from kvlab.model import random_weights
+from kvlab.model import Products, random_weights
 
 MEMBER = "small/small.gguf"
 GGUF = b"not really a GGUF" * 100
@@ -317,6 +317,38 @@ def test_files_that_are_damaged_are_named(tiny_folder, text):
         (tiny_folder / name).write_text("{")
         with pytest.raises(CheckpointError, match="cannot be read"):
             checkpoint.load(str(tiny_folder))
+
+
+def test_a_model_goes_where_it_is_sent_and_by_default_to_the_gpu(tiny_folder, monkeypatch):
+    here = checkpoint.load(str(tiny_folder))
+    assert (here.model.device.type, here.model.dtype) == ("cpu", torch.float32)
+    sent = {}
+
+    def remembered(spec, weights, products):
+        sent.update(products=type(products), devices={w.device.type for w in weights.values()},
+                    dtypes={w.dtype for w in weights.values()})
+        return here.model
+
+    monkeypatch.setattr(checkpoint, "Decoder", remembered)
+    checkpoint.load(str(tiny_folder), "meta", torch.float16)
+    assert sent == {"products": Products, "devices": {"meta"}, "dtypes": {torch.float16}}
+
+    def no_more(device):
+        raise LookupError(device)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(checkpoint, "choose_dtype", no_more)
+    with pytest.raises(LookupError, match="cuda"):  # its dtype is asked for, by this rule
+        checkpoint.load(str(tiny_folder))
+
+
+def test_a_model_that_does_not_fit_the_gpu_says_what_is_free(tiny_folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 16_000_000_000))
+    with pytest.raises(CheckpointError, match=r"take 0\.0 GB .* 0\.0 GB of cuda were free.*smaller"):
+        checkpoint.load(str(tiny_folder), "cuda", torch.float16)
+    room = checkpoint.room_for(1, torch.device("cuda"), torch.float16)
+    with pytest.raises(CheckpointError, match="device='cpu'"), room:
+        raise torch.OutOfMemoryError("while matrices are joined")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./missing", "a/b/c", "org/"])

@@ -22,11 +22,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from kvlab.checkpoint.download import CheckpointError, fetch, read_stamp
 from kvlab.checkpoint.transformers_api import cache_argument, cache_of, layer_key, load_with
 from kvlab.configs import read_config
 from kvlab.fast import products_for
+from kvlab.kernels import choose_dtype
 from kvlab.model import Decoder
 from kvlab.specs import ModelSpec
 
@@ -101,13 +103,39 @@ def read_eos(folder: Path, config: dict) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpoint:
+@contextmanager
+def room_for(needed: int, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Say of a GPU that is too small for `needed` bytes of weights what it lacks."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else needed
+    try:
+        if free < needed:
+            raise torch.OutOfMemoryError
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CheckpointError(
+            f"The weights take {needed / 1e9:.1f} GB in {dtype}, and for a moment up to twice that "
+            f"while matrices are joined; {free / 1e9:.1f} GB of {device} were free. Restart other "
+            "notebooks that use it, load(dtype=torch.bfloat16 or torch.float16), take a smaller "
+            "model, or load(device='cpu').") from error
+
+
+def load(
+    name: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Checkpoint:
     """Load a checkpoint, fetching it first where it is missing.
 
-    name: as for `fetch`. dtype: of the weights in memory, whatever the files hold.
-    Raises CheckpointError (it could not be fetched or read), and what `read_config` and `Decoder`
-    raise about a config or weights that they do not know.
+    name     as for `fetch`
+    device   where the model decodes: the GPU if there is one, else the CPU
+    dtype    of the weights in memory, whatever the files hold. By default float32 on a CPU, and
+             on a GPU the 16-bit one that it computes in (kvlab.kernels.choose.half_dtype)
+
+    Raises CheckpointError (it could not be fetched or read, or does not fit the GPU), and what
+    `read_config` and `Decoder` raise about a config or weights that they do not know.
     """
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = dtype or choose_dtype(where)[0]
     folder = fetch(name)
     with reading("config.json", folder):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -115,12 +143,21 @@ def load(name: str | None = None, dtype: torch.dtype = torch.float32) -> Checkpo
         eos_token_ids = read_eos(folder, config)
     with reading("tokenizer.json", folder):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    weights = {key: tensor.to(dtype) for key, tensor in read_weights(folder).items()}
     spec = read_config(config, name=folder.name)
-    stamp = read_stamp(folder)
+    files, stamp = read_weights(folder), read_stamp(folder)
+    needed = sum(tensor.numel() for tensor in files.values()) * dtype.itemsize
+    on_cpu = where.type == "cpu"
+    with room_for(needed, where, dtype), tqdm(
+        total=needed, unit="B", unit_scale=True, desc=f"to {where}", delay=1, disable=on_cpu
+    ) as bar:
+        weights = {}
+        for key, tensor in files.items():
+            weights[key] = tensor.to(where, dtype)
+            bar.update(weights[key].nbytes)
+        model = Decoder(spec, weights, products_for(where))
     return Checkpoint(
         spec=spec,
-        model=Decoder(spec, weights, products_for("cpu")),
+        model=model,
         tokenizer=tokenizer,
         source=stamp["source"] if stamp else f"the weights in the folder {folder.name}",
         folder=folder,

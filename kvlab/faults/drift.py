@@ -40,7 +40,7 @@ TEXT = (DATA_DIR / "drift_text.md").read_text("utf-8").rstrip("\n")
 @cache
 def checkpoint() -> Checkpoint:
     """The checkpoint in float32, loaded once for all measurements."""
-    return load(dtype=torch.float32)
+    return load(device="cpu", dtype=torch.float32)
 
 
 @cache

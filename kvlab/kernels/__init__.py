@@ -8,8 +8,8 @@
     report         python -m kvlab.kernels.report: compiled for GPUs that are not here
 
 Neither torch nor triton is imported here: Triton reads TRITON_INTERPRET when it is first
-imported, so whoever wants its interpreter must be able to set that before. choose_backend loads
-the rest when it is called.
+imported, so whoever wants its interpreter must be able to set that before. choose_backend and
+choose_dtype load the rest when they are called.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ def refuse(problems: Iterable[str]) -> None:
     """Raise KernelError with the first problem, if there is one. A generator stops there."""
     for problem in problems:
         raise KernelError(problem)
+
+
+def choose_dtype(device: Any) -> Any:
+    """The dtype for a device, and one line that says why: see kvlab.kernels.choose."""
+    return import_module("kvlab.kernels.choose").choose_dtype(device)
 
 
 def choose_backend(device: str | None = None, prefer: str | None = None) -> Any:

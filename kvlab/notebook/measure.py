@@ -56,12 +56,18 @@ def in_turns(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each call, measured in turns: a, b, c, a, b, c, ... The warm-up is dropped."""
+    """Seconds of each call, measured in turns: a, b, c, a, b, c, ... The warm-up is dropped.
+
+    A GPU works on after a call has returned; what it still has to do counts.
+    """
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warm_up + rounds):
         for name, call in calls.items():
+            wait()
             start = clock()
             call()
+            wait()
             elapsed = clock() - start
             if turn >= warm_up:
                 samples[name].append(elapsed)
@@ -73,18 +79,23 @@ def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def streamed_bytes_per_second(num_bytes: int = 1 << 28, rounds: int = 5) -> float:
-    """Read bandwidth of torch's threads over a buffer that no cache holds (256 MiB)."""
-    buffer = torch.ones(num_bytes // 4)
+def streamed_bytes_per_second(
+    num_bytes: int = 1 << 28, rounds: int = 5, device: torch.device | str = "cpu"
+) -> float:
+    """Read bandwidth of a device over a buffer that no cache holds (256 MiB)."""
+    buffer = torch.ones(num_bytes // 4, device=device)
     times = in_turns({"sum": lambda: buffer.sum()}, rounds)["sum"]
     return num_bytes / min(times)
 
 
 def matrix_flops_per_second(
-    dtype: torch.dtype = torch.float32, size: int = 768, rounds: int = 5
+    dtype: torch.dtype = torch.float32,
+    rounds: int = 5,
+    device: torch.device | str = "cpu",
 ) -> float:
-    """FLOPs per second of a square matrix product in one dtype."""
-    a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    """FLOPs per second of a square matrix product in one dtype, large enough to fill the device."""
+    size = 768 if torch.device(device).type == "cpu" else 8192
+    a, b = torch.ones(2, size, size, dtype=dtype, device=device)
     times = in_turns({"mm": lambda: a @ b}, rounds)["mm"]
     return 2 * size**3 / min(times)
 
@@ -111,22 +122,29 @@ def memory_bytes() -> int:
 
 
 def measured_hardware(
-    rounds: int = 5, dtypes: Mapping[str, torch.dtype] | None = None
+    rounds: int = 5,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    device: torch.device | str = "cpu",
 ) -> HardwareSpec:
-    """The machine this runs on as a HardwareSpec, from about a second of measuring.
+    """A device of this machine as a HardwareSpec, from about a second of measuring.
 
     dtypes   whose products to measure, fp32 by default: without instructions for it, bf16 is slow
     """
-    threads = torch.get_num_threads()
     with torch.inference_mode():
         peaks = {
-            name: matrix_flops_per_second(dtype, rounds=rounds)
+            name: matrix_flops_per_second(dtype, rounds, device)
             for name, dtype in (dtypes or {"fp32": torch.float32}).items()
         }
-        bandwidth = streamed_bytes_per_second(rounds=rounds)
+        bandwidth = streamed_bytes_per_second(rounds=rounds, device=device)
+    if torch.device(device).type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        name, memory = card.name, card.total_memory
+    else:
+        threads = torch.get_num_threads()
+        name, memory = f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}", memory_bytes()
     return HardwareSpec(
-        name=f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}",
-        memory_bytes=memory_bytes(),
+        name=name,
+        memory_bytes=memory,
         bandwidth_bytes_per_second=bandwidth,
         peak_flops_per_second=peaks,
         source=f"measured with torch {torch.__version__}",
