@@ -61,8 +61,17 @@ def embedding_params(spec: ModelSpec):
 
 
 def norm_params(spec: ModelSpec):
-    """Two RMSNorm vectors a layer and the final one."""
-    return (2 * spec.num_layers + 1) * spec.hidden_size
+    """Two RMSNorm vectors a layer and the final one; where Q and K are normed, two more a layer."""
+    of_heads = 2 * spec.num_layers * spec.head_dim if spec.qk_norm else 0
+    return (2 * spec.num_layers + 1) * spec.hidden_size + of_heads
+
+
+def bias_params(spec: ModelSpec):
+    """The biases of the projections that have one."""
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    d, d_ff = spec.hidden_size, spec.intermediate_size or 0
+    width = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": d, "down_proj": d}
+    return spec.num_layers * sum(width.get(name, d_ff) for name in spec.biased)
 
 
 def streamed_params(spec: ModelSpec):
@@ -82,9 +91,10 @@ def streamed_params(spec: ModelSpec):
 
 
 def resident_params(spec: ModelSpec):
-    """Every weight that lies in memory, the input embedding and the norms included."""
+    """Every weight that lies in memory: the input embedding, norms and biases included."""
     untied = 1 - spec.tie_word_embeddings
-    return streamed_params(spec) + norm_params(spec) + untied * embedding_params(spec)
+    small = norm_params(spec) + bias_params(spec)
+    return streamed_params(spec) + small + untied * embedding_params(spec)
 
 
 # --- contexts and their sums ------------------------------------------------------------------
@@ -184,25 +194,44 @@ def batch_step_flops(spec: ModelSpec, num_parameters, batch, context):
     return batch * cached_step_flops(spec, num_parameters, context)
 
 
+def window_pairs(layer: LayerSpec, num_queries, num_keys):
+    """The causal pairs that a layer's window leaves: a query at context c sees min(c, window)."""
+    pairs = causal_pairs(num_queries, num_keys)
+    if layer.window is None:
+        return pairs
+    last, before = (max(0, n - layer.window) for n in (num_keys, num_keys - num_queries))
+    return pairs - (last * (last + 1) - before * (before + 1)) // 2
+
+
 def forward_flops(spec: ModelSpec, num_queries, num_keys, num_logit_rows):
     """Exact FLOPs of a forward of q tokens on k keys that computes r rows of logits.
 
     A prefill has q = k; a chunk 1 < q < k; a cached step q = 1; an uncached step q = k again,
-    with as many rows of logits. Query-key pairs are those that the causal mask keeps.
+    with as many rows of logits. Query-key pairs are those that the causal mask and the layers'
+    windows keep.
     """
     layers = streamed_params(spec) - embedding_params(spec)
+    per_pair = spec.num_heads * attention_flops_per_pair(spec.head_dim, spec.head_dim)
+    pairs = sum(
+        count * window_pairs(layer, num_queries, num_keys) for count, layer in spec.layer_groups
+    )
     return (
         projection_flops(layers, num_queries)
         + projection_flops(embedding_params(spec), num_logit_rows)
-        + attention_flops(spec, causal_pairs(num_queries, num_keys))
+        + per_pair * pairs
     )
 
 
 def masked_forward_flops(spec: ModelSpec, num_queries, num_keys, num_logit_rows):
     """The same forward by a counter that charges attention for the masked pairs too: q k pairs."""
-    masked = num_queries * num_keys - causal_pairs(num_queries, num_keys)
+    per_pair = spec.num_heads * attention_flops_per_pair(spec.head_dim, spec.head_dim)
+    masked = sum(
+        count * (num_queries * num_keys - window_pairs(layer, num_queries, num_keys))
+        for count, layer in spec.layer_groups
+        if num_queries != 1  # a single query is masked nowhere: its keys are cut to the window
+    )
     kept = forward_flops(spec, num_queries, num_keys, num_logit_rows)
-    return kept + attention_flops(spec, masked)
+    return kept + per_pair * masked
 
 
 def logit_rows_discarded(context):

@@ -84,7 +84,12 @@ class ModelSpec:
     rope: RopeSpec = field(default_factory=RopeSpec)
     rope_local: RopeSpec | None = None  # of the sliding layers, where it differs
     model_type: str = "llama"
-    is_dense_llama: bool = True  # the exact parameter count below holds only for this family
+    is_dense_llama: bool = True  # the parameter formulas of costs.py hold for it
+    unsupported: str = ""  # why the decoder of model.py cannot run it; empty: it can
+    qk_norm: bool = False  # an RMSNorm over each head of Q and K, before the rotation (Qwen3)
+    biased: tuple[str, ...] = ()  # projections with a bias: ("q_proj", "k_proj", "v_proj") in Qwen2
+    fused_projections: bool = False  # Phi-3 stores q, k, v as one matrix, and gate, up as another
+    unrotated_layers: tuple[int, ...] = ()  # layers without a rotation (SmolLM3)
     notes: tuple[str, ...] = ()
     mtp_layers: tuple[LayerSpec, ...] = ()  # multi-token prediction layers, outside num_layers
 

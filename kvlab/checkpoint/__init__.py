@@ -29,7 +29,7 @@ from kvlab.checkpoint.transformers_api import cache_argument, cache_of, layer_ke
 from kvlab.configs import read_config
 from kvlab.fast import products_for
 from kvlab.kernels import choose_dtype
-from kvlab.model import Decoder
+from kvlab.model import Decoder, weight_shapes
 from kvlab.specs import ModelSpec
 
 __all__ = ["Checkpoint", "CheckpointError", "cache_argument", "cache_of", "fetch", "layer_key",
@@ -87,7 +87,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     for part in sorted(parts, key=str):
         with reading(part, folder):
             weights.update(load_file(folder / part))
-    return weights
+    # Old conversions of Llama store the frequencies of the rotation beside the weights.
+    return {k: w for k, w in weights.items() if not k.endswith("rotary_emb.inv_freq")}
 
 
 def read_eos(folder: Path, config: dict) -> tuple[int, ...]:
@@ -144,6 +145,7 @@ def load(
     with reading("tokenizer.json", folder):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     spec = read_config(config, name=folder.name)
+    weight_shapes(spec)  # refuses a model of another kind before its weights are read
     files, stamp = read_weights(folder), read_stamp(folder)
     needed = sum(tensor.numel() for tensor in files.values()) * dtype.itemsize
     on_cpu = where.type == "cpu"

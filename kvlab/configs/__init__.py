@@ -19,14 +19,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from kvlab.configs.families import families, family_of, why_not
 from kvlab.configs.fields import MOST_LAYERS, ConfigError, Fields, load_config, model_types, show
 from kvlab.configs.layers import count_layers, layer_kinds, windows
 from kvlab.configs.rope import rope_specs
 from kvlab.configs.shapes import layer_shapes, layer_spec, shared_shape
 from kvlab.specs import DATA_DIR, HardwareSpec, LayerSpec, ModelSpec
 
-__all__ = ["ConfigError", "find_model", "hardware", "hardware_names", "model_index", "model_names",
-           "preset", "preset_named", "read_config"]  # fmt: skip
+__all__ = ["ConfigError", "families", "find_model", "hardware", "hardware_names", "model_index",
+           "model_names", "preset", "preset_named", "read_config"]  # fmt: skip
 
 
 def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelSpec:
@@ -71,13 +72,12 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     if unknown:
         fields.note(f"{', '.join(unknown)}: not in the file; costs that need them are not answered")
     dense = (
-        model_type in ("llama", "mistral")
+        model_type in families()
         and None not in (hidden, heads, vocab, mlp)
-        and not any(fields.flag(key) for key in ("attention_bias", "mlp_bias"))
         and {layer.kind for layer in layers} <= {"full", "sliding"}
     )
     titles = (name, top.get("_name"), top.get("_name_or_path"), file_name, model_type)
-    return ModelSpec(
+    spec = ModelSpec(
         name=next((x for x in titles if x and isinstance(x, str)), "unnamed"),
         num_layers=num_layers,
         hidden_size=hidden,  # type: ignore[arg-type]  # None where the file is silent; noted
@@ -89,15 +89,16 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         vocab_size=vocab,  # type: ignore[arg-type]
         layers=tuple(layers),
         tie_word_embeddings=_tied(fields),
-        rms_norm_eps=fields.as_number("rms_norm_eps", fields.raw("rms_norm_eps")) or 1e-5,
+        rms_norm_eps=_epsilon(fields),
         max_position_embeddings=fields.count("max_position_embeddings"),
         rope=rope,
         rope_local=rope_local,
         model_type=model_type,
         is_dense_llama=dense,
         mtp_layers=_mtp(fields, layers),
-        notes=tuple(fields.notes),
+        **family_of(fields, num_layers),
     )
+    return replace(spec, unsupported=why_not(fields, spec), notes=tuple(fields.notes))
 
 
 def _refuse(fields: Fields) -> None:
@@ -171,11 +172,20 @@ def _intermediate(fields: Fields) -> int | None:
     return size
 
 
+def _epsilon(fields: Fields) -> float:
+    stated = fields.as_number("rms_norm_eps", fields.raw("rms_norm_eps"))
+    if stated is None and "rms_norm_eps" in fields.defaults:
+        stated = fields.defaults["rms_norm_eps"]
+        fields.note(f"rms_norm_eps is not in the file; {fields.model_type} means {stated} by that")
+    return stated or 1e-5
+
+
 def _tied(fields: Fields) -> bool:
     tied = fields.flag("tie_word_embeddings")
     if tied is None and isinstance(fields.top.get("tie_word_embeddings"), bool):
         return fields.top["tie_word_embeddings"]
-    return fields.model_type.startswith(("gemma", "gpt2", "falcon")) if tied is None else tied
+    silent = ("gemma", "gpt2", "falcon", "smollm3")
+    return fields.model_type.startswith(silent) if tied is None else tied
 
 
 # --- models and cards by name -------------------------------------------------------------------

@@ -42,7 +42,8 @@ def _stand_in(parameter: str) -> object:
         return LayerSpec("full", **fields)
     layer = LayerSpec("full", fields["num_kv_heads"], fields["head_dim"], fields["head_dim"])
     groups = ((fields["num_layers"], layer),)
-    return SimpleNamespace(**fields, layer_groups=groups, is_dense_llama=True)
+    return SimpleNamespace(**fields, layer_groups=groups, is_dense_llama=True,
+                           qk_norm=False, biased=())
 
 
 def expression(function: Callable) -> sympy.Expr:

@@ -20,7 +20,7 @@ from kvlab.costs import FORMATS
 from kvlab.errors import KvlabError
 from kvlab.sheet import units
 from kvlab.sheet.checks import audit
-from kvlab.sheet.kv import SheetError, kv_report, models_report
+from kvlab.sheet.kv import SheetError, kv_report, models_report, runnable_report
 from kvlab.sheet.run import DEFAULT_BANDWIDTH, cost_report
 
 # --- the answers for people -------------------------------------------------------------------
@@ -87,7 +87,11 @@ def print_kv(report: dict) -> None:
 
 
 def print_models(rows: list[dict]) -> None:
-    """The table of models."""
+    """The table of models, or that of the model types that can be run."""
+    if "architecture" in rows[0]:
+        for row in rows:
+            print(f"{row['model_type']:<10}{row['architecture']:<20}{', '.join(row['presets'])}")
+        return
     print(f"{'preset':<26}{'B/token growing':>16}{'while filling':>16}  at 8,192 tokens")
     for row in rows:
         print(
@@ -129,7 +133,7 @@ def _kv(given: argparse.Namespace) -> dict:
 
 
 def _models(given: argparse.Namespace) -> list[dict]:
-    return models_report(given.kv_dtype)
+    return runnable_report() if given.runnable else models_report(given.kv_dtype)
 
 
 def _audit(given: argparse.Namespace) -> dict:
@@ -195,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
 
     models = command("models", "the table of models", _models, print_models)
     models.add_argument("--kv-dtype", default="bf16", help=formats)
+    models.add_argument("--runnable", action="store_true", help="the model types that kvlab runs")
 
     check = command("audit", "an engine's start-up log against the prediction", _audit, print_audit)
     check.add_argument("--config", required=True, help="a preset's name or a config.json")

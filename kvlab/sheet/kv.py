@@ -16,6 +16,7 @@ from typing import Any
 
 from kvlab import costs
 from kvlab.configs import (
+    families,
     find_model,
     hardware,
     hardware_names,
@@ -227,6 +228,23 @@ def models_report(kv_dtype: str = "bf16") -> list[dict]:
         }
         rows.append(_plain(row))
     return rows
+
+
+def runnable_report() -> list[dict]:
+    """The model types that the decoder computes, each with the presets of that type it can run."""
+    specs = {stem: find_model(stem) for stem in model_index()}
+    return [
+        {
+            "model_type": model_type,
+            "architecture": family["architecture"],
+            "presets": [
+                stem
+                for stem, spec in specs.items()
+                if spec.model_type == model_type and not spec.unsupported
+            ],
+        }
+        for model_type, family in families().items()
+    ]
 
 
 # --- what fits on a card ----------------------------------------------------------------------
