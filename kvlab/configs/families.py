@@ -56,13 +56,12 @@ def why_not(fields: Fields, spec: ModelSpec) -> str:
         return f"model_type is {model_type!r}{place}; expected at the top one of {listed}"
     if not spec.is_dense_llama:
         return "its sizes or its layers are not all those of a dense decoder"
-    stated = data.get("architectures") or [family["architecture"]]
-    if [str(name).lower() for name in stated] != [family["architecture"].lower()]:
-        return f"architectures is {show(stated)}; expected [{family['architecture']!r}]"
+    stated, named = data.get("architectures"), [family["architecture"]]
+    if stated not in (None, []) and str(stated).lower() != str(named).lower():
+        return f"architectures is {show(stated)}; expected {named}"
     for key, value in data.items():
-        if value is None or key.startswith("_") or key in known["read"] or key in family["keys"]:
-            continue
-        if key in known["harmless"]:
+        allowed = (known["read"], family["keys"], known["harmless"])
+        if value is None or str(key).startswith("_") or any(key in keys for keys in allowed):
             continue
         neutral = known["neutral"].get(key)
         if neutral is None:
