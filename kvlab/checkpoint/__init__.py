@@ -161,7 +161,8 @@ def load(
         spec=spec,
         model=model,
         tokenizer=tokenizer,
-        source=stamp["source"] if stamp else f"the weights in the folder {folder.name}",
+        source=stamp["source"] if stamp else f"the weights in the folder {folder.name}: "
+        f"{spec.model_type}, {spec.num_layers} layers. What a text says of SmolLM2 is not of these",
         folder=folder,
         eos_token_ids=eos_token_ids,
     )
