@@ -120,6 +120,8 @@ def layers_of_class(config) -> list[tuple]:
         window = setting.get("sliding_window")
         if kind in ("sliding", "chunked") and window is None:
             kind = "full"  # the class names it sliding and gives it no window
+        if kind == "sliding" and window >= (getattr(config, "max_position_embeddings", None) or window + 1):
+            kind, window = "full", None  # CFG-18: it never cuts anything off
         rope_width = getattr(own, "qk_rope_head_dim", None)
         if getattr(own, "kv_lora_rank", None) and rope_width is not None:
             layers.append(("latent", 1, own.kv_lora_rank + rope_width, 0, window))

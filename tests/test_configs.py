@@ -571,3 +571,97 @@ def test_newer_recurrent_models_keep_no_rows(model_type):
     spec = read_config({**LLAMA, "model_type": model_type})
     assert costs.kv_bytes_per_token(spec) == 0
     assert any("not counted" in note for note in spec.notes)
+
+
+# --- the second batch of reported faults -------------------------------------------------------
+
+
+def test_cfg_18_a_window_no_smaller_than_the_context_is_none():
+    """Phi-4-mini's published shape; Phi-3-mini-128k and Ministral-8B are of the kind."""
+    phi = {**LLAMA, "model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24,
+           "sliding_window": 262_144, "max_position_embeddings": 131_072}  # fmt: skip
+    spec = read_config(phi)
+    assert costs.growing_bytes_per_token(spec) == 131_072 and costs.window_cap_bytes(spec) == 0
+    assert any("no smaller than the context" in note for note in spec.notes)
+    equal = {**phi, "sliding_window": 131_072}
+    assert costs.growing_bytes_per_token(read_config(equal)) == 131_072
+    smaller = read_config({**phi, "sliding_window": 131_071})
+    assert costs.growing_bytes_per_token(smaller) == 0
+    stretched = {**equal, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    assert costs.growing_bytes_per_token(read_config(stretched)) == 0, "the context is longer"
+
+
+UNREAD = {
+    "compress_ratios": [0, 0, 4, 128],
+    "mean_recurrence": 32,
+    "total_ut_steps": 4,
+    "loop_num": 2,
+    "swa_layers": [0, 2],
+    "dsa_layers": [1, 3],
+    "attn_layer_idxs": [3, 7],
+    "num_swa_key_value_heads": 2,
+    "kv_reuse_group": 2,
+    "cross_layer_kv_sharing": True,
+}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_cfg_21_an_unknown_type_with_a_key_that_nobody_reads(key):
+    config = {**LLAMA, "model_type": "brand_new", "num_hidden_layers": 4}
+    assert refused({**config, key: UNREAD[key]}).field == key
+    for silent in (None, False, [], 0):
+        assert kinds({**config, key: silent}) == ["full"] * 4
+
+
+def test_cfg_21_what_says_nothing_of_the_cache_is_no_reason_to_refuse():
+    config = {**LLAMA, "model_type": "brand_new", "num_hidden_layers": 4, "max_window_layers": 28}
+    harmless = {"attention_dropout": 0.1, "attention_bias": True, "layer_norm_eps": 1e-5,
+                "use_cache": True, "q_lora_rank": 1536, "moe_layer_freq": 2, "num_experts": 64,
+                "first_k_dense_replace": 3, "decoder_sparse_step": 2}  # fmt: skip
+    assert kinds({**config, **harmless}) == ["full"] * 4
+
+
+def test_cfg_21_the_architecture_names_the_family():
+    for name in ("DeepseekV4ForCausalLM", "DoryForCausalLM"):
+        config = {**LLAMA, "model_type": "renamed", "architectures": [name]}
+        assert refused(config).field == "architectures"
+    assert kinds({**LLAMA, "model_type": "renamed", "architectures": ["LlamaForCausalLM"]})
+
+
+def test_cfg_21_openpangu_spells_the_latent_in_its_own_way():
+    config = {"model_type": "pangu_ultra_moe", "num_hidden_layers": 61, "hidden_size": 7680,
+              "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 153600,
+              "attention_q_lora_dim": 1536, "attention_kv_lora_dim": 512, "attention_qk_dim": 128,
+              "attention_qk_rope_dim": 64, "attention_v_dim": 128}  # fmt: skip
+    assert growing(config) == 70_272
+
+
+def test_cfg_21_longcat_has_two_attentions_a_block():
+    config = {"model_type": "longcat_flash_ngram", "num_layers": 14, "hidden_size": 3072,
+              "num_attention_heads": 32, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+              "qk_nope_head_dim": 128, "v_head_dim": 128}  # fmt: skip
+    assert growing(config) == 32_256
+
+
+def test_cfg_22_what_the_file_says_of_the_cache_itself():
+    def notes(**changes):
+        return " ".join(read_config({**LLAMA, "torch_dtype": "bfloat16", **changes}).notes)
+
+    scheme = {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    assert "cache in fp8" in notes(quantization_config=scheme)
+    assert "dtype" not in notes()
+    assert "auto; bf16 is assumed" in notes(torch_dtype="auto")
+    assert "not in the file; bf16" in notes(torch_dtype=None)
+    assert "float32" in notes(torch_dtype="float32")
+
+
+def test_cfg_24_the_state_has_a_dtype_of_its_own():
+    config = {**QWEN35, "mamba_ssm_dtype": "bfloat16"}
+    full, half = (read_config(c) for c in (QWEN35, config))
+
+    def summary(spec):
+        return [s.bytes_per_element for x in spec.layers for s in x.state if "recurrent" in s.name]
+
+    assert set(summary(full)) == {4} and set(summary(half)) == {2}
+    assert any("bfloat16" in note for note in half.notes)
+    assert refused({**QWEN35, "mamba_ssm_dtype": "int3"}).field == "mamba_ssm_dtype"

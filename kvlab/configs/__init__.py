@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,9 @@ from kvlab.specs import DATA_DIR, HardwareSpec, LayerSpec, ModelSpec
 
 __all__ = ["ConfigError", "families", "find_model", "hardware", "hardware_names", "model_index",
            "model_names", "preset", "preset_named", "read_config"]  # fmt: skip
+
+#: How the note on draft layers ends while they are left out of every sum.
+NOT_COUNTED = "not counted"
 
 
 def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelSpec:
@@ -65,6 +69,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     rope, rope_local = rope_specs(fields, base.head_dim, rope_dim, sliding)
     attends = base.num_key_value_heads > 0
     heads = base.num_attention_heads if attends else fields.count("num_attention_heads", 0)
+    _note_cache_dtype(fields)
     vocab = fields.count("vocab_size")
     mlp = _intermediate(fields)
     sizes = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
@@ -76,6 +81,9 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         and None not in (hidden, heads, vocab, mlp)
         and {layer.kind for layer in layers} <= {"full", "sliding"}
     )
+    mtp_layers = _mtp(fields, layers)
+    if model_type not in model_types()["known"]:
+        fields.refuse_unread()
     titles = (name, top.get("_name"), top.get("_name_or_path"), file_name, model_type)
     spec = ModelSpec(
         name=next((x for x in titles if x and isinstance(x, str)), "unnamed"),
@@ -95,16 +103,48 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
         rope_local=rope_local,
         model_type=model_type,
         is_dense_llama=dense,
-        mtp_layers=_mtp(fields, layers),
+        mtp_layers=mtp_layers,
         **family_of(fields, num_layers),
     )
     return replace(spec, unsupported=why_not(fields, spec), notes=tuple(fields.notes))
+
+
+def _note_cache_dtype(fields: Fields) -> None:
+    """Say what the file says of the cache's own format, and where its dtype gives none."""
+    quantised = fields.top.get("quantization_config") or fields.data.get("quantization_config")
+    scheme = quantised.get("kv_cache_scheme") if isinstance(quantised, Mapping) else None
+    if isinstance(scheme, Mapping):
+        bits, kind = scheme.get("num_bits"), scheme.get("type", "int")
+        name = {("float", 8): "fp8", ("int", 8): "int8"}.get((kind, bits), f"{bits}-bit {kind}")
+        fields.note(
+            f"the file asks for a cache in {name} (kv_cache_scheme); sizes are in the format asked "
+            "for, bf16 where none is: give it as the kv dtype"
+        )
+        return
+    dtype = next((v for c in (fields.data, fields.top) for k in ("dtype", "torch_dtype")
+                  if (v := c.get(k)) is not None), None)  # fmt: skip
+    if dtype in (None, "auto"):
+        fields.note(f"dtype is {'not in the file' if dtype is None else 'auto'}; bf16 is assumed")
+    elif dtype in ("float32", "torch.float32"):
+        fields.note("dtype is float32: engines cast such a file to 16 bits; bf16 is assumed")
+
+
+def _of_architecture(fields: Fields) -> str:
+    """The model type that the first architecture's name spells: DeepseekV4ForCausalLM."""
+    named = fields.top.get("architectures") or fields.data.get("architectures")
+    first = named[0] if isinstance(named, list) and named else ""
+    stem = re.sub(r"For[A-Z].*$|Model$", "", first) if isinstance(first, str) else ""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
 
 
 def _refuse(fields: Fields) -> None:
     """Refuse a config that has no cache of the kind that is sized here, and say why."""
     model_type, outer = fields.model_type, fields.top.get("model_type")
     types, refused = model_types(), model_types()["facts"]["refused"]
+    family = _of_architecture(fields)
+    if model_type not in types["known"] and family in refused and family != model_type:
+        expected = "expected a decoder whose cache is sized here"
+        fields.fail("architectures", f"given {family!r}: {refused[family]}; {expected}")
     if fields.where and isinstance(outer, str) and outer in refused:
         raise ConfigError("model_type", f"given {outer!r}: {refused[outer]}; expected a decoder")
     reason, encoder = refused.get(model_type), refused["bert"]
@@ -154,7 +194,7 @@ def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
             like = like or [layer for layer in layers if layer.num_kv_heads]
             if not like:
                 return ()
-            fields.note(f"{count} MTP layers ({key}) stand outside the {len(layers)}; not counted")
+            fields.note(f"{count} MTP layers ({key}) stand outside the {len(layers)}; {NOT_COUNTED}")
             return (replace(like[-1], state=()),) * count
     return ()
 

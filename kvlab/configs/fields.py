@@ -135,6 +135,23 @@ def language_model(config: Mapping) -> tuple[Mapping, str]:
     raise ConfigError(where[:-1], f"nested more than {MOST_LEVELS} levels deep; expected two")
 
 
+class Watched(dict):
+    """A config that knows which of its keys were asked for."""
+
+    def __init__(self, data: Mapping):
+        super().__init__(data)
+        self.asked: set[object] = set()
+
+    def __getitem__(self, key: object) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """As of a dictionary; the key counts as asked for."""
+        self.asked.add(key)
+        return super().get(key, default)
+
+
 class Fields:
     """The language model's part of a config, read field by field; notes pile up in `.notes`.
 
@@ -145,7 +162,8 @@ class Fields:
 
     def __init__(self, top: Mapping):
         self.top = top
-        self.data, self.where = language_model(top)
+        inner, self.where = language_model(top)
+        self.data = Watched(inner)
         self.notes: list[str] = []
         stated = self.data.get("model_type")
         self.typed("model_type", stated, str, "a name")
@@ -168,6 +186,29 @@ class Fields:
         types, own = model_types(), self.model_type
         old = types["aliases"].get(key, []) + types["aliases_of_type"].get(own, {}).get(key, [])
         return [key, *(name for name in old if name not in types["not_aliases"].get(own, ()))]
+
+    def refuse_unread(self) -> None:
+        """For an unknown type: refuse what speaks of layers, loops or caches and was not asked for.
+
+        The reader would otherwise size such a model as if the key were not there.
+        """
+        types = model_types()
+        known = {name for key, old in types["aliases"].items() for name in (key, *old)}
+        known |= {"max_window_layers", "use_sliding_window"}  # gates of a window that is not there
+        if self.raw("layer_types") is not None:  # the list decides; a pattern says it again
+            known |= {*types["flag_lists"], *types["periods"], *types["recurrent_keys"]}
+            known |= {"attn_layer_period", "attn_layer_offset"}
+        for key, value in self.data.items():
+            name = str(key).lower()
+            silent = not value or (value == 1 and value is not True)
+            told = any(word in name for word in types["telling_words"])
+            harmless = any(word in name for word in types["harmless_words"])
+            if told and not (silent or harmless or key in self.data.asked or key in known):
+                self.fail(
+                    name,
+                    f"given {show(value)}, which the reader of an unknown model_type does not use; "
+                    "expected a file without it; its cache cannot be sized",
+                )
 
     def fact(self, table: str) -> Any:
         """What the model type means by saying nothing: its entry in a table of facts, or None."""

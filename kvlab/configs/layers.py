@@ -16,8 +16,8 @@ LETTERS = {"F": "full", "S": "sliding", "C": "chunked", "R": "recurrent", "f": "
 
 def count_layers(fields: Fields) -> int:
     """num_hidden_layers, or the length of the list of layers where only that is given."""
-    if fields.model_type == "longcat_flash":
-        fields.note("longcat_flash: two attention layers in each of num_layers blocks")
+    if fields.model_type.startswith("longcat_flash"):
+        fields.note(f"{fields.model_type}: two attention layers in each of num_layers blocks")
         blocks = fields.as_count("num_layers", fields.data.get("num_layers"), 1, MOST_LAYERS)
         total = fields.count("num_hidden_layers", 1, MOST_LAYERS)
         if blocks is not None and total not in (None, blocks, 2 * blocks):
@@ -263,7 +263,26 @@ def _switched_off(fields: Fields, kinds: list[str]) -> list[str]:
         if null and not (kind == "sliding" and fields.model_type == "modernbert-decoder"):
             fields.note(f"{key} is null, so the layers of the pattern attend in full")
             kinds = [other.replace(kind, "full") for other in kinds]
+    if any(kind.startswith("sliding") for kind in kinds):
+        window, context = _window(fields), _context(fields)
+        if context and window >= context:
+            fields.note(
+                f"sliding_window {window:,} is no smaller than the context of {context:,} tokens: "
+                "no window, full attention"
+            )
+            kinds = [kind.replace("sliding", "full") for kind in kinds]
     return kinds
+
+
+def _context(fields: Fields) -> int | None:
+    """The longest context: max_position_embeddings, or what a scaling rule stretches it to."""
+    longest = fields.count("max_position_embeddings")
+    scaling = {**fields.block("rope_scaling"), **fields.block("rope_parameters")}
+    factor = scaling.get("factor")
+    if longest and isinstance(factor, int | float) and 1 < factor < 1e4:
+        first = scaling.get("original_max_position_embeddings") or longest
+        longest = max(longest, int(first * factor)) if isinstance(first, int) else longest
+    return longest
 
 
 def _refuse_unplaced(fields: Fields, kinds: list[str]) -> None:

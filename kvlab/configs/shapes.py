@@ -284,11 +284,22 @@ def _state(fields: Fields) -> tuple[StateSpec, ...]:
     if recurrence is None or hidden is None:
         fields.note("the recurrent layers' fixed state is not counted: no key tells its size")
         return (StateSpec("recurrent state", None, None),)
-    fields.note("fixed state: convolution windows of K - 1 inputs in 2 bytes, summaries in float32")
+    width, named = _state_width(fields)
+    fields.note(f"fixed state: convolution windows of K - 1 inputs in 2 bytes, summaries in {named}")
     inputs, summary = RECURRENCES[recurrence](fields, hidden)
     name = "shifted inputs" if recurrence == "rwkv" else "convolution window"
-    sizes = (StateSpec(name, inputs, 2), StateSpec("recurrent state", summary, 4))
+    sizes = (StateSpec(name, inputs, 2), StateSpec("recurrent state", summary, width))
     return tuple(size for size in sizes if size.num_elements is not None)
+
+
+def _state_width(fields: Fields) -> tuple[int, str]:
+    """Bytes of one number of the summary: float32, unless mamba_ssm_dtype names another."""
+    key = "mamba_ssm_dtype"
+    stated = fields.data.get(key) or fields.data.get("mamba_ssm_cache_dtype")
+    name = "float32" if stated in (None, "auto") else str(stated).removeprefix("torch.")
+    widths = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+    fields.check(key, stated, name in widths, "float32, bfloat16 or float16")
+    return widths[name], name
 
 
 # Each of these gives (elements of the window, elements of the summary), None where it keeps none.
