@@ -252,14 +252,17 @@ class StorageFormat:
     """How elements are stored: `block` of them at a time, in `block_bytes` (scales included).
 
     The bytes of an element are an exact fraction, so that a q8_0 cache is not off by its scales.
+    head_scale_bytes lie beside each row of K and of V of one token and head, however wide it is:
+    with_scales() counts them.
     Sources: llama.cpp's block_q8_0 and block_q4_0; the OCP Microscaling formats (MX)
-    specification; NVIDIA's NVFP4 (16 values and an FP8 scale).
+    specification; NVIDIA's NVFP4 (16 values and an FP8 scale); vLLM's int8_per_token_head.
     """
 
     name: str
     block: int
     block_bytes: int
     note: str = ""
+    head_scale_bytes: int = 0
 
     @property
     def bytes_per_element(self) -> int | Fraction:
@@ -277,6 +280,7 @@ FORMATS: dict[str, StorageFormat] = {
         StorageFormat("fp16", 1, 2),
         StorageFormat("fp8", 1, 1, "one scale for a whole tensor, not counted"),
         StorageFormat("int8", 1, 1, "one scale for a whole tensor, not counted"),
+        StorageFormat("int8_per_token_head", 1, 1, "a 4-byte scale per token and head", 4),
         StorageFormat("int8_g32", 32, 34, "32 values of 8 bits and a 2-byte scale"),
         StorageFormat("int8_g128", 128, 130, "128 values of 8 bits and a 2-byte scale"),
         StorageFormat("int4", 32, 18, "32 values of 4 bits and a 2-byte scale"),
@@ -385,6 +389,25 @@ def expanded(spec: ModelSpec) -> ModelSpec:
 def with_mtp(spec: ModelSpec) -> ModelSpec:
     """The model with its multi-token prediction layers among the others."""
     return replace(spec, layers=spec.layers + spec.mtp_layers, mtp_layers=())
+
+
+def with_scales(spec: ModelSpec, storage: StorageFormat) -> ModelSpec:
+    """The model with the scale of each head's row stored as more elements of that row.
+
+    A 4-byte scale beside 8-bit values takes the room of four of them: head_dim 128 becomes 132.
+    """
+    extra = Fraction(storage.head_scale_bytes) / storage.bytes_per_element
+    assert extra.denominator == 1, f"{storage.name}: a scale takes the room of {extra} elements"
+    scale = int(extra)
+    if not scale:
+        return spec
+
+    def widened(layer: LayerSpec) -> LayerSpec:
+        key, value = (width and width + scale for width in (layer.key_dim, layer.value_dim))
+        whole = layer.expanded and widened(layer.expanded)
+        return replace(layer, key_dim=key, value_dim=value, expanded=whole)
+
+    return replace(_each(spec, widened), head_dim=spec.head_dim and spec.head_dim + scale)
 
 
 def padded_to_full(spec: ModelSpec) -> ModelSpec:

@@ -58,10 +58,14 @@ def test_cost_14_three_numbers_of_a_log_are_one_division():
     assert tokens["predicted"] == 2_042_016 and concurrency["predicted"] == 997.08
 
 
-@given(st.integers(1, 2**21), st.sampled_from([1, 2, 4, 8]), st.sampled_from(["bf16", "fp8"]))
+@given(
+    st.integers(1, 2**21),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from(["bf16", "fp8", "int8_per_token_head"]),
+)
 def test_an_engine_that_divides_right_always_agrees(num_blocks, tp, dtype):
     """A pool of whole blocks plus a remainder under one block, printed with two decimals."""
-    rate = 131_072 // tp // (1 if dtype == "bf16" else 2)
+    rate = {"bf16": 131_072, "fp8": 65_536, "int8_per_token_head": 67_584}[dtype] // tp
     memory = (num_blocks * 16 + 7) * rate
     text = vllm_log(num_blocks * 16, f"{memory / GIB:.2f}", 16)
     if float(f"{memory / GIB:.2f}") == 0:

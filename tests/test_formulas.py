@@ -103,7 +103,7 @@ def test_every_cost_without_layers_or_windows_is_on_the_sheet():
         "fixed_bytes_per_sequence", "growing_bytes_per_token", "kept_tokens", "longest_context",
         "num_blocks", "padded_to_full", "paged_kv_bytes", "per_rank", "pool_bytes", "pool_tokens",
         "roofline_seconds", "sequence_bytes", "sequences_that_fit", "window_cap_bytes",
-        "with_mtp", "bias_params", "window_pairs",
+        "with_mtp", "with_scales", "bias_params", "window_pairs",
     }  # fmt: skip
 
 
@@ -121,3 +121,12 @@ def test_latex_of_the_two_steps():
 def test_a_widget_gets_the_formulas_it_calls():
     called = formulas.called_in("const f = cached_step_flops(spec, P, s) / intensity_limit;")
     assert called == [costs.cached_step_flops]
+
+
+def test_the_formats_page_counts_every_format_with_its_scales():
+    rows = [line.split(" | ") for line in page_text.formats_table().splitlines()[2:]]
+    found = {name.strip("| `"): (each, rate) for name, _, each, rate, _ in rows}
+    assert set(found) == set(costs.FORMATS)
+    assert found["bf16"] == ("2", "131,072")
+    assert found["int8_per_token_head"] == ("1.03125", "67,584")
+    assert found["q4_0"] == ("0.5625", "36,864")

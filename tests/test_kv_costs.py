@@ -151,6 +151,33 @@ def test_formats(name, share):
     assert storage_format(name).bytes_per_element == share
 
 
+@pytest.mark.parametrize(
+    ("name", "tp", "rate"),
+    [("bf16", 1, 131_072), ("fp8", 1, 65_536), ("int8_per_token_head", 1, 67_584),
+     ("int8_per_token_head", 4, 16_896), ("q8_0", 1, 69_632), ("q4_0", 1, 36_864)],
+)  # fmt: skip
+def test_bytes_per_token_of_llama_3_8b(name, tp, rate):
+    """32 layers, 8 KV heads of 128. A scale of its own for every token and head is 4 bytes of it."""
+    report = kv_report(preset("llama-3-8b"), tokens=16, kv_dtype=name, tp=tp)
+    assert report["kv_bytes_per_token_growing"] == rate
+    assert report["kv_bytes_in_pages"] == 16 * rate
+    assert report["bytes_per_element"] * 131_072 == 2 * rate * tp
+    assert report["kv_bytes_per_token_if_sized_from_query_heads"] == 4 * rate
+    assert report["head_dim"] == 128
+
+
+def test_a_scale_per_token_and_head_counts_by_head_and_not_by_element():
+    """(d_h + 4) bytes: 260 for 256 values, 132 for 128; a latent row is one row with one scale."""
+    storage = FORMATS["int8_per_token_head"]
+    wide = LayerSpec("full", 1, 256, 128)
+    spec = replace(preset("llama-3-8b"), layers=(wide,))
+    assert costs.kv_bytes_per_token(costs.with_scales(spec, storage), 1) == 260 + 132
+    report = kv_report(preset("deepseek-v3"), tokens=1, kv_dtype=storage.name)
+    assert report["kv_bytes"] == 61 * (576 + 4)
+    assert report["kv_bytes_per_token_if_expanded"] == 61 * 128 * (192 + 4 + 128 + 4)
+    assert costs.with_scales(spec, FORMATS["fp8"]) is spec
+
+
 def test_q8_0_of_a_latent_cache_as_a_log_reports_it():
     """A llama.cpp log says 1166.62 MiB for DeepSeek's latent rows in q8_0 at 32,768 tokens."""
     report = kv_report(preset("deepseek-v3"), tokens=32_768, kv_dtype="q8_0")

@@ -29,6 +29,7 @@ UNUSED = ("scripts/fontawesome.js",)
 #: A line `{{ name }}` in book/*.md -> the function whose Markdown takes its place.
 BLOCKS: dict[str, Callable[[], str]] = {
     "formula_sheet": page_text.formula_sheet,
+    "formats_table": page_text.formats_table,
     "models_table": page_text.models_table,
     "symbols_table": page_text.symbols_table,
     "other_letters": page_text.other_letters,

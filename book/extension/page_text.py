@@ -21,7 +21,7 @@ from book.extension.field_guide import field_guide_markdown
 from kvlab import costs, faults
 from kvlab.configs import model_names, preset
 from kvlab.notebook.formulas import expression, symbol
-from kvlab.sheet import cost_report, units
+from kvlab.sheet import cost_report, kv_report, units
 from kvlab.specs import DATA_DIR
 
 PACKAGE = Path(kvlab.__file__).resolve().parent
@@ -113,6 +113,22 @@ def running_example() -> dict[str, str]:
         "num_faults": str(len(faults.all_faults())),
         "num_models": str(len(model_names())),
     }
+
+
+def formats_table() -> str:
+    """Every format of K and V: bytes of an element, and of a token of the running example."""
+    spec = preset("llama-3-8b")
+    lines = [
+        f"| format | values + scales | bytes per value | {spec.name}, bytes per token | of bf16 |",
+        "|---|---|---:|---:|---:|",
+    ]
+    full = kv_report(spec)["kv_bytes_per_token_growing"]
+    for name, storage in costs.FORMATS.items():
+        rate = kv_report(spec, kv_dtype=name)["kv_bytes_per_token_growing"]
+        each = rate / costs.kv_bytes_per_token(spec, 1)
+        note = storage.note or f"{storage.block_bytes} bytes a value"
+        lines.append(f"| `{name}` | {note} | {each:g} | {rate:,} | {rate / full:.1%} |")
+    return "\n".join(lines)
 
 
 def models_table() -> str:

@@ -64,7 +64,7 @@ def audit(
         "tensor_parallel": tp,
         "kv_dtype": storage.name,
         "kv_bytes_per_token_and_rank": float(
-            costs.kv_bytes_per_token(costs.per_rank(spec, tp), storage.bytes_per_element)
+            costs.kv_bytes_per_token(_stored(spec, tp, storage), storage.bytes_per_element)
         ),
         "checks": checks,
         "independent": independent,
@@ -82,6 +82,11 @@ def ask_audit(
 ) -> dict:
     """`audit` of a pasted log, for a preset's name or pasted config.json text."""
     return audit(asked_model(model, config), log, tp, kv_dtype)
+
+
+def _stored(spec: ModelSpec, tp: int, storage: StorageFormat) -> ModelSpec:
+    """The model as one rank stores it, the scales of its rows included."""
+    return costs.with_scales(costs.per_rank(spec, tp), storage)
 
 
 def _check(
@@ -106,21 +111,22 @@ def _check(
 
 def _alternatives(spec: ModelSpec, tp: int, storage: StorageFormat) -> Iterator[tuple]:
     """(what would have to be true, spec of a rank, bytes of an element): causes to try."""
-    rank, width = costs.per_rank(spec, tp), storage.bytes_per_element
+    rank, width = _stored(spec, tp, storage), storage.bytes_per_element
     for name in ("fp32", "bf16", "fp8", "int4"):
         other = FORMATS[name].bytes_per_element
         if other != width:
-            yield f"the cache is stored as {name}, not {storage.name}", rank, other
+            plain = costs.per_rank(spec, tp)
+            yield f"the cache is stored as {name}, not {storage.name}", plain, other
     for ranks in (1, 2, 4, 8, 16):
         if ranks != tp:
             try:
-                other_rank = costs.per_rank(spec, ranks)
+                other_rank = _stored(spec, ranks, storage)
             except CostError:
                 continue  # so many ranks cannot hold this model
             yield f"the figures are for {ranks} tensor-parallel ranks, not {tp}", other_rank, width
     if spec.num_heads and spec.hidden_size:
         heads = tuple(replace(x, num_kv_heads=spec.num_heads) for x in spec.layers)
-        shared = costs.per_rank(replace(spec, layers=heads), tp)
+        shared = _stored(replace(spec, layers=heads), tp, storage)
         yield "the cache is sized from query heads", shared, width
         derived = spec.hidden_size // spec.num_heads
         narrow = tuple(replace(x, key_dim=derived, value_dim=derived) for x in rank.layers)
@@ -153,7 +159,7 @@ def _no_cause(ratio: float) -> str:
 
 def _vllm(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
     block = log.block_size or DEFAULT_BLOCK_SIZE
-    rank, width = costs.per_rank(spec, tp), storage.bytes_per_element
+    rank, width = _stored(spec, tp, storage), storage.bytes_per_element
     figure = log.tokens or log.blocks
     assert figure is not None, "read_log refuses a log of vLLM without tokens and blocks"
     tokens = log.tokens.value if log.tokens else figure.value * block
@@ -193,7 +199,7 @@ def _tokens_from_memory(
         least = pool(memory.value - memory.rounding, model, width) - block  # one block kept back
         return least <= tokens <= pool(memory.value + memory.rounding, model, width)
 
-    rank, width = costs.per_rank(spec, tp), storage.bytes_per_element
+    rank, width = _stored(spec, tp, storage), storage.bytes_per_element
     require(
         costs.kv_bytes_per_token(rank, width) != 0,
         "blocks: given a model that keeps nothing per token; expected layers with K and V, "
@@ -276,7 +282,7 @@ def _bytes_check(
     def agrees(model: ModelSpec, width: int | Fraction) -> bool:
         return _holds(model, part, tokens, page, figure, width)
 
-    rank, width = costs.per_rank(spec, tp), storage.bytes_per_element
+    rank, width = _stored(spec, tp, storage), storage.bytes_per_element
     predicted, right = float(int(tokens) * _rate(rank, part, width)), agrees(rank, width)
     if not right:
         ratio = figure.value / predicted if predicted else inf
@@ -301,7 +307,7 @@ def _sglang(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) ->
     page, width = log.page_size or 1, storage.bytes_per_element
 
     def fits(part: ModelSpec, pool: Pool) -> int:
-        rank, tokens = costs.per_rank(part, tp), pool.tokens.value
+        rank, tokens = _stored(part, tp, storage), pool.tokens.value
         return sum(_holds(rank, name, tokens, page, x, width) for name, x in pool.parts)
 
     parts = [spec]

@@ -96,7 +96,7 @@ def stored_model(
     spec = costs.per_rank(spec, tp)
     storage = storage_format(kv_dtype)
     require_whole_blocks(spec, storage)
-    return spec, storage
+    return costs.with_scales(spec, storage), storage
 
 
 def asked_model(model: str | None, config: str | None) -> ModelSpec:
@@ -133,10 +133,13 @@ def kv_report(
     require_whole("batch", batch)
     require_whole("block_size", block_size, 1, 2**20)
     stored, storage = stored_model(spec, kv_dtype, tp, layout, mtp)
-    width = storage.bytes_per_element
+    bare, _ = stored_model(spec, "bf16", tp, layout, mtp)  # as it is computed, without scales
+    width, elements = storage.bytes_per_element, costs.kv_bytes_per_token(bare, 1)
+    rate = costs.kv_bytes_per_token(stored, width)
     from_query_heads = None
     if spec.num_heads:
-        from_query_heads = Fraction(costs.bytes_per_token_from_query_heads(spec, width)) / tp
+        whole = costs.with_scales(spec, storage)
+        from_query_heads = Fraction(costs.bytes_per_token_from_query_heads(whole, width)) / tp
     padded = costs.paged_kv_bytes(costs.padded_to_full(stored), tokens, block_size, width)
     return _plain(
         {
@@ -145,11 +148,11 @@ def kv_report(
             "tokens": tokens,
             "batch": batch,
             "kv_dtype": storage.name,
-            "bytes_per_element": width,
+            "bytes_per_element": Fraction(rate) / elements if elements else width,
             "tensor_parallel": tp,
             "layout": layout,
             "kv_bytes_per_token_growing": costs.growing_bytes_per_token(stored, width),
-            "kv_bytes_per_token_filling": costs.kv_bytes_per_token(stored, width),
+            "kv_bytes_per_token_filling": rate,
             "window_cap_bytes_per_sequence": costs.window_cap_bytes(stored, width),
             "fixed_bytes_per_sequence": costs.fixed_bytes_per_sequence(stored, width),
             "kv_bytes": batch * costs.kv_bytes(stored, tokens, width),
@@ -157,15 +160,15 @@ def kv_report(
             "kv_bytes_if_padded_to_full": batch * padded,
             "kv_bytes_per_token_if_sized_from_query_heads": from_query_heads,
             "kv_bytes_per_token_if_expanded": costs.kv_bytes_per_token(
-                costs.per_rank(costs.expanded(spec), tp), width
+                stored_model(spec, kv_dtype, tp, "expanded")[0], width
             ),
             "mtp_kv_bytes_per_token": sum(
                 costs.layer_kv_bytes_per_token(layer, width)
-                for layer in costs.per_rank(spec, tp).mtp_layers
+                for layer in stored_model(spec, kv_dtype, tp)[0].mtp_layers
             ),
             **{name: getattr(spec, name) for name in SHAPE},
             "layer_runs": layer_runs(spec),
-            "layers": [_layer_row(i, layer) for i, layer in enumerate(stored.layers)],
+            "layers": [_layer_row(i, layer) for i, layer in enumerate(bare.layers)],
             "notes": list(spec.notes) + ([storage.note] if storage.note else []),
         }
     )
@@ -212,16 +215,17 @@ def models_report(kv_dtype: str = "bf16") -> list[dict]:
     for stem, facts in model_index().items():
         spec = find_model(stem)
         require_whole_blocks(spec, storage)
-        fixed = costs.fixed_bytes_per_sequence(spec, width)
+        stored = costs.with_scales(spec, storage)
+        fixed = costs.fixed_bytes_per_sequence(stored, width)
         contexts = TABLE_CONTEXTS if fixed is not None else ()
         row = {
             "preset": stem,
             "name": facts["name"],
             "hf_id": facts["hf_id"],
-            "kv_bytes_per_token_growing": costs.growing_bytes_per_token(spec, width),
-            "kv_bytes_per_token_filling": costs.kv_bytes_per_token(spec, width),
+            "kv_bytes_per_token_growing": costs.growing_bytes_per_token(stored, width),
+            "kv_bytes_per_token_filling": costs.kv_bytes_per_token(stored, width),
             "fixed_bytes_per_sequence": fixed,
-            **{f"bytes_at_{n}": costs.sequence_bytes(spec, n, width) for n in contexts},
+            **{f"bytes_at_{n}": costs.sequence_bytes(stored, n, width) for n in contexts},
             **{name: getattr(spec, name) for name in SHAPE},
             "layer_kinds": dict(Counter(layer.kind for layer in spec.layers)),
             "source": facts["source"],
