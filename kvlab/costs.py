@@ -279,6 +279,8 @@ FORMATS: dict[str, StorageFormat] = {
         StorageFormat("bf16", 1, 2),
         StorageFormat("fp16", 1, 2),
         StorageFormat("fp8", 1, 1, "one scale for a whole tensor, not counted"),
+        StorageFormat("fp8_ds_mla", 1, 1, "a latent row: 4-byte scales of 128 values, rotated part "
+                      "in 2 bytes"),
         StorageFormat("int8", 1, 1, "one scale for a whole tensor, not counted"),
         StorageFormat("int8_per_token_head", 1, 1, "a 4-byte scale per token and head", 4),
         StorageFormat("int8_g32", 32, 34, "32 values of 8 bits and a 2-byte scale"),
@@ -396,6 +398,16 @@ def with_scales(spec: ModelSpec, storage: StorageFormat) -> ModelSpec:
 
     A 4-byte scale beside 8-bit values takes the room of four of them: head_dim 128 becomes 132.
     """
+    if storage.name == "fp8_ds_mla":  # 512 + 4 * 4 + 64 * 2 = 656 bytes a row
+        turned = spec.rope.rotary_dim
+
+        def row(layer: LayerSpec) -> LayerSpec:
+            if layer.kind != "latent":
+                return layer
+            latent = layer.key_dim - turned
+            return replace(layer, key_dim=latent + latent // 128 * 4 + 2 * turned)
+
+        return _each(spec, row)
     extra = Fraction(storage.head_scale_bytes) / storage.bytes_per_element
     assert extra.denominator == 1, f"{storage.name}: a scale takes the room of {extra} elements"
     scale = int(extra)
@@ -408,6 +420,26 @@ def with_scales(spec: ModelSpec, storage: StorageFormat) -> ModelSpec:
         return replace(layer, key_dim=key, value_dim=value, expanded=whole)
 
     return replace(_each(spec, widened), head_dim=spec.head_dim and spec.head_dim + scale)
+
+
+def index_bytes_per_token(spec: ModelSpec, bytes_per_element=2):
+    """Keys that the indexers of sparse attention keep: below 16 bits with a 4-byte scale each.
+
+    Source: sgl-project/sglang#11309, 128 + 4 bytes a token and layer for DeepSeek-V3.2.
+    """
+    scale = 4 if bytes_per_element < 2 else 0
+    return sum(
+        layer.index_dim * bytes_per_element + scale for layer in spec.layers if layer.index_dim
+    )
+
+
+def with_indexer(spec: ModelSpec, bytes_per_element=2) -> ModelSpec:
+    """The model with its indexers' 8-bit keys as rows of their own, as engines store them."""
+    rows = [layer.index_dim + 4 for layer in spec.layers if layer.index_dim]
+    if not rows or bytes_per_element not in (1, 2):
+        return spec
+    added = tuple(LayerSpec("latent", 1, row // bytes_per_element) for row in rows)
+    return replace(spec, layers=spec.layers + added)
 
 
 def padded_to_full(spec: ModelSpec) -> ModelSpec:

@@ -37,6 +37,7 @@ class LayerSpec:
     window      tokens a sliding or chunked layer can ever look back on (the current one included)
     shares_layer   index of the layer whose K and V a "shared" layer reads
     state       fixed per-sequence state of a "recurrent" layer (or of one that also attends)
+    index_dim   width of the key that an indexer of sparse attention keeps beside the row
     expanded    of a latent layer: the same layer with K and V written out for every query head,
                 which is what an engine that does not absorb the projections stores instead
     """
@@ -49,6 +50,7 @@ class LayerSpec:
     shares_layer: int | None = None
     state: tuple[StateSpec, ...] = ()
     expanded: LayerSpec | None = None
+    index_dim: int = 0
 
 
 @dataclass(frozen=True)

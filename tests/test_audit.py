@@ -71,7 +71,9 @@ def test_an_engine_that_divides_right_always_agrees(num_blocks, tp, dtype):
     if float(f"{memory / GIB:.2f}") == 0:
         return
     report = audit(LLAMA, text, tensor_parallel=tp, kv_dtype=dtype)
-    assert report["agrees"], report["checks"]
+    assert report["agrees"] is not False, report["checks"]
+    if num_blocks >= 20 and memory > GIB:  # otherwise the figures are too coarse for a proof
+        assert report["agrees"] and report["independent"], report["checks"]
 
 
 @pytest.mark.parametrize(
@@ -244,19 +246,6 @@ def test_mla_pool_of_two_ranks_is_not_split():
     assert report["agrees"] and report["independent"]
 
 
-def test_hybrid_concurrency_is_bounded_not_divided():
-    oss = preset("gpt-oss-20b")
-    memory = 40 * GIB
-    ideal = memory / (12 * 2048 * (131_072 + 128))
-    text = (
-        "Available KV cache memory: 40.00 GiB\nGPU KV cache size: 1,000,000 tokens, "
-        f"Maximum concurrency for 131,072 tokens per request: {ideal * 0.99:.2f}x\n"
-    )
-    assert audit(oss, text)["agrees"]
-    assert "hybrid" in audit(oss, text)["checks"][0]["why"]
-    assert not audit(oss, text.replace(f"{ideal * 0.99:.2f}x", f"{ideal * 1.5:.2f}x"))["agrees"]
-
-
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-3-8b"])
 def test_whole_gigabytes_and_a_block_scaled_cache_are_plain_numbers(model):
     report = audit(preset(model), vllm_log(1_600, "40"), kv_dtype="q8_0")
@@ -351,3 +340,152 @@ def test_the_page_asks_the_same_function():
     pasted = json.dumps({"model_type": "llama", "hidden_size": 4096})
     reply = json.loads(answer_json("audit", json.dumps({"config": pasted, "log": log})))
     assert reply["error"]["name"].endswith("Error") and reply["error"]["message"]
+
+
+# --- the second batch: what today's engines print ----------------------------------------------
+
+QWEN36_35B = {
+    "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "hidden_size": 2048,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248_320,
+    "full_attention_interval": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4,
+    "mtp_num_hidden_layers": 1,
+}  # fmt: skip
+GEMMA4_31B = {
+    "model_type": "gemma4_text", "num_hidden_layers": 60, "hidden_size": 5376,
+    "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 262_144,
+    "num_global_key_value_heads": 4, "global_head_dim": 512, "attention_k_eq_v": True,
+    "sliding_window": 1024, "max_position_embeddings": 262_144,
+}  # fmt: skip
+MIMO = {
+    "model_type": "mimo_v2_flash", "num_hidden_layers": 48, "hidden_size": 4096,
+    "num_attention_heads": 64, "num_key_value_heads": 4, "swa_num_key_value_heads": 8,
+    "head_dim": 192, "v_head_dim": 128, "sliding_window": 128, "vocab_size": 152_576,
+    "hybrid_layer_pattern": [int(i % 6 != 5 and i > 0) for i in range(47)] + [0],
+}  # fmt: skip
+
+
+def state(report, name):
+    return next(check for check in report["checks"] if check["name"].startswith(name))
+
+
+def hybrid_log(gib: str, tokens: int, longest: int, requests: str, more: str = "") -> str:
+    return (
+        f"{more}\nAvailable KV cache memory: {gib} GiB\nGPU KV cache size: {tokens:,} tokens\n"
+        f"Maximum concurrency for {longest:,} tokens per request: {requests}x\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens", "requests"), [("6.01", 569_878, "4.35"), ("5.98", 567_978, "4.33")]
+)
+def test_aud_01_recurrent_layers_share_pages_with_attention(gib, tokens, requests):
+    page = "Setting attention block size to 2096 tokens to ensure that attention page size is >="
+    text = hybrid_log(gib, tokens, 131_072, requests, f"kv_cache_dtype=fp8\n{page}")
+    report = audit(read_config(QWEN36_35B), text)
+    assert report["verdict"] == "agrees" and report["independent"], report["checks"]
+    assert state(report, "page")["predicted"] == 2096
+    assert state(report, "tokens")["predicted"] == tokens
+    assert state(report, "concurrency")["predicted"] == float(requests)
+    assert all(check["band"] < 0.1 for check in report["checks"])
+    for wrong in (hybrid_log(gib, tokens * 11 // 10, 131_072, requests, "kv_cache_dtype=fp8"),
+                  hybrid_log(gib, 5_000_000, 131_072, "38.15", "kv_cache_dtype=fp8")):
+        assert audit(read_config(QWEN36_35B), wrong)["verdict"] == "does not agree"
+    assert audit(preset("qwen3.5-27b"), text)["verdict"] == "does not agree"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "which"), [(1_462_784, "54.52", "without"), (975_424, "43.67", "with")]
+)
+def test_aud_02_a_sparse_row_has_scales_and_an_indexer(tokens, size, which):
+    text = f"KV Cache is allocated. #tokens: {tokens}, KV size: {size} GB\nkv_cache_dtype=fp8"
+    report = audit(preset("deepseek-v3.2"), text)
+    assert report["verdict"] == "agrees", report["checks"]
+    assert f"{which} the indexer" in report["checks"][0]["why"]
+    assert report["kv_bytes_per_token_and_rank"] == 40_016
+    wrong = text.replace(size, f"{float(size) * 1.05:.2f}")
+    assert audit(preset("deepseek-v3.2"), wrong)["verdict"] == "does not agree"
+
+
+def test_aud_03_llama_cpp_prints_cells_alone_and_a_recurrent_memory():
+    text = (
+        "llama_kv_cache: size = 16384.00 MiB (262144 cells, 16 layers, 4/1 seqs)\n"
+        "llama_memory_recurrent: size = 598.50 MiB (4 cells, 64 layers, 4 seqs)\n"
+    )
+    report = audit(preset("qwen3.5-27b"), text)
+    assert report["verdict"] == "agrees", report["checks"]
+    assert [c["predicted"] for c in report["checks"]] == [16_384 * 2**20, 598.5 * 2**20]
+    assert "48 layers" in report["checks"][1]["why"]
+    assert audit(preset("qwen3.5-27b"), text.replace("598.50", "798.00"))["agrees"] is False
+    assert audit(preset("qwen3.5-27b"), text.replace("16384", "65536"))["agrees"] is False
+
+
+def test_aud_04_another_rank_may_have_less():
+    spec = preset("qwen3-235b-a22b")
+    text = hybrid_log("8.11", 178_880, 40_960, "4.37", "tensor_parallel_size=4")
+    report = audit(spec, text)
+    assert report["verdict"] == "cannot be told from this log" and report["agrees"] is None
+    assert "0.09 GiB less" in report["checks"][0]["why"]
+    all_ranks = "Available KV cache memory: 8.11 GiB\n" * 3 + text
+    assert audit(spec, all_ranks)["verdict"] == "does not agree"
+    least = all_ranks.replace("8.11", "8.02", 1)
+    assert audit(spec, least)["verdict"] == "agrees", "the engine takes the rank with the least"
+    assert audit(spec, text.replace("178,880", "150,000"))["verdict"] == "does not agree"
+
+
+def test_aud_05_windows_are_admitted_with_the_budget_of_a_step():
+    spec = read_config(GEMMA4_31B)
+    text = hybrid_log("64.68", 626_949, 262_144, "2.39", "max_num_batched_tokens=8192")
+    report = audit(spec, text)
+    assert report["verdict"] == "agrees", report["checks"]
+    assert state(report, "tokens")["predicted"] == 626_949
+    assert all(check["band"] < 0.02 for check in report["checks"])
+    smaller = audit(spec, text.replace("8192", "2048"))
+    assert smaller["verdict"] == "does not agree"
+    assert state(smaller, "concurrency")["predicted"] == 2.89
+    assert audit(spec, text.replace("626,949", "5,000,000"))["verdict"] == "does not agree"
+    assert audit(preset("gemma-3-27b"), text)["verdict"] == "does not agree"
+    unsaid = hybrid_log("64.68", 600_000, 262_144, "2.29")
+    assert audit(spec, unsaid)["verdict"] == "cannot be told from this log"
+
+
+def test_aud_05_older_versions_print_tokens_by_another_rule():
+    """The same memory: about a ninth of the tokens up to 0.20 (vllm-project/vllm#43308)."""
+    more = "Initializing a V1 LLM engine (v{}) with config: max_num_batched_tokens=8192"
+    old = hybrid_log("64.68", 70_640, 262_144, "2.39", more.format("0.20.0"))
+    spec = read_config(GEMMA4_31B)
+    assert audit(spec, old)["verdict"] == "agrees"
+    assert audit(spec, old.replace("v0.20.0", "v0.21.0"))["verdict"] == "does not agree"
+    future = audit(spec, old.replace("v0.20.0", "v0.99.0"))
+    assert any("0.99" in note and "may differ" in note for note in future["notes"])
+
+
+def test_aud_06_int8_with_a_scale_per_token_and_head():
+    tokens = int(20 * GIB / (67_584 * 16)) * 16
+    text = vllm_log(tokens, "20.00", more="kv_cache_dtype=int8_per_token_head")
+    assert audit(LLAMA, text)["verdict"] == "agrees"
+    assert audit(LLAMA, text, kv_dtype="int8")["verdict"] == "does not agree"
+
+
+def test_aud_07_one_pool_of_two_kinds_of_layers():
+    lines = [f"[2026-01-31 13:50:39 TP{rank}] KV Cache is allocated. #tokens: 300288, "
+             "K size: 8.38 GB, V size: 5.59 GB" for rank in range(4)]  # fmt: skip
+    report = audit(read_config(MIMO), "\n".join(["page_size=64", *lines]))
+    assert report["tensor_parallel"] == 4 and report["verdict"] == "agrees", report["checks"]
+    assert all("one pool of two" in c["name"] for c in report["checks"])
+    assert "39 layers" in report["checks"][0]["name"]
+    wrong = [line.replace("8.38", "10.31") for line in lines]
+    assert audit(read_config(MIMO), "\n".join(wrong))["verdict"] == "does not agree"
+
+
+def test_a_wide_band_is_no_proof():
+    """A block of a hundred tokens in a pool of three: nearly any model would agree."""
+    report = audit(LLAMA, vllm_log(48, "0.01", 16))
+    assert report["verdict"] == "cannot be told from this log"
+    assert not report["independent"] and "no proof" in report["checks"][0]["why"]
+
+
+def test_every_engine_rule_says_where_it_was_read():
+    rules = json.loads((DATA_DIR / "engine_rules.json").read_text())["rules"]
+    assert all(rule["source"] and rule["says"] for rule in rules)
+    assert {rule["engine"] for rule in rules} == {"vLLM", "SGLang", "llama.cpp"}

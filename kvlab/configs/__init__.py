@@ -115,7 +115,8 @@ def _note_cache_dtype(fields: Fields) -> None:
     scheme = quantised.get("kv_cache_scheme") if isinstance(quantised, Mapping) else None
     if isinstance(scheme, Mapping):
         bits, kind = scheme.get("num_bits"), scheme.get("type", "int")
-        name = {("float", 8): "fp8", ("int", 8): "int8"}.get((kind, bits), f"{bits}-bit {kind}")
+        names: dict[tuple[object, object], str] = {("float", 8): "fp8", ("int", 8): "int8"}
+        name = names.get((kind, bits), f"{bits}-bit {kind}")
         fields.note(
             f"the file asks for a cache in {name} (kv_cache_scheme); sizes are in the format asked "
             "for, bf16 where none is: give it as the kv dtype"
@@ -194,7 +195,9 @@ def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
             like = like or [layer for layer in layers if layer.num_kv_heads]
             if not like:
                 return ()
-            fields.note(f"{count} MTP layers ({key}) stand outside the {len(layers)}; {NOT_COUNTED}")
+            fields.note(
+                f"{count} MTP layers ({key}) stand outside the {len(layers)}; {NOT_COUNTED}"
+            )
             return (replace(like[-1], state=()),) * count
     return ()
 

@@ -260,11 +260,12 @@ def layer_spec(fields: Fields, kind: str, shape: Shape, windows: Mapping[str, in
     if shape.kv_lora_rank is not None:
         kv_heads = shape.num_attention_heads or 0
         key_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
+    index = (fields.count("index_head_dim") or 0) if fields.count("index_topk") else 0
     layer = LayerSpec(kind, kv_heads, key_dim, shape.v_head_dim, window, state=state)
     if shape.kv_lora_rank is None:
-        return layer
+        return replace(layer, index_dim=index)
     width = shape.kv_lora_rank + shape.qk_rope_head_dim
-    return LayerSpec("latent", 1, width, 0, window, state=state, expanded=layer)
+    return LayerSpec("latent", 1, width, 0, window, state=state, expanded=layer, index_dim=index)
 
 
 # --- recurrent state: fixed per sequence, whatever the context -----------------------------------
@@ -285,7 +286,8 @@ def _state(fields: Fields) -> tuple[StateSpec, ...]:
         fields.note("the recurrent layers' fixed state is not counted: no key tells its size")
         return (StateSpec("recurrent state", None, None),)
     width, named = _state_width(fields)
-    fields.note(f"fixed state: convolution windows of K - 1 inputs in 2 bytes, summaries in {named}")
+    kept = f"convolution windows of K - 1 inputs in 2 bytes, summaries in {named}"
+    fields.note(f"fixed state: {kept}")
     inputs, summary = RECURRENCES[recurrence](fields, hidden)
     name = "shifted inputs" if recurrence == "rwkv" else "convolution window"
     sizes = (StateSpec(name, inputs, 2), StateSpec("recurrent state", summary, width))

@@ -16,11 +16,20 @@ from kvlab import costs
 from kvlab.costs import CACHING_KINDS, FORMATS, CostError, StorageFormat
 from kvlab.sheet.kv import SheetError, asked_model, require, storage_format
 from kvlab.sheet.logs import EngineLog, Figure, Pool, Store, read_log
+from kvlab.sheet.pools import (
+    GroupedPool,
+    grouped_pools,
+    newer_than_the_rules,
+    rules,
+    state_page_tokens,
+)
 from kvlab.specs import LayerSpec, ModelSpec
 
-DEFAULT_BLOCK_SIZE = 16
-#: What paged groups may add to a hybrid model's ideal need, as a share.
-HYBRID_SLACK = 0.02
+#: A check that accepts a wider band of figures than this share proves nothing.
+WIDEST_PROOF = 0.1
+#: How much less memory another rank may have, as a share, before a log is called wrong.
+OTHER_RANK = 0.1
+TOLD, UNTOLD, WRONG = "agrees", "cannot be told from this log", "does not agree"
 #: (model of one rank, bytes of an element) -> does the check agree?
 Agrees = Callable[[ModelSpec, int | Fraction], bool]
 
@@ -35,8 +44,10 @@ def audit(
 
     tensor_parallel, kv_dtype  override what the log says, where it says it (1 and bf16 otherwise)
 
-    agrees is true if every check does; independent is true if one of them could have failed for a
-    wrong model. Raises SheetError, or CostError for ranks that cannot hold the model.
+    verdict is one of three: "agrees" (a narrow check that could have failed did not), "does not
+    agree", "cannot be told from this log". agrees is true if every check does, None where one
+    cannot be told and no proof stands beside it; independent is true if a check could have failed
+    for a wrong model. Raises SheetError, or CostError for ranks that cannot hold the model.
     """
     log = read_log(log_text)
     tp = (log.tensor_parallel or 1) if tensor_parallel is None else tensor_parallel
@@ -58,6 +69,11 @@ def audit(
     independent = any(check["independent"] for check in checks)
     if not independent:
         notes.append("No figure of this log depends on the model's shape.")
+    if newer := newer_than_the_rules(log.engine, log.version):
+        notes.append(newer)
+    answers = [check["agrees"] for check in checks]
+    verdict = WRONG if False in answers else TOLD if independent else UNTOLD
+    agrees = False if False in answers else True if independent or None not in answers else None
     return {
         "engine": log.engine,
         "model": spec.name,
@@ -68,7 +84,8 @@ def audit(
         ),
         "checks": checks,
         "independent": independent,
-        "agrees": all(check["agrees"] for check in checks),
+        "agrees": agrees,
+        "verdict": verdict,
         "notes": notes,
     }
 
@@ -86,21 +103,33 @@ def ask_audit(
 
 def _stored(spec: ModelSpec, tp: int, storage: StorageFormat) -> ModelSpec:
     """The model as one rank stores it, the scales of its rows included."""
+    sparse = any(layer.index_dim and layer.kind == "latent" for layer in spec.layers)
+    if sparse and storage.name == "fp8":  # engines store such rows in one way only
+        storage = FORMATS["fp8_ds_mla"]
     return costs.with_scales(costs.per_rank(spec, tp), storage)
 
 
 def _check(
-    name: str, unit: str, predicted: float | None, reported: float, agrees: bool,
-    figure: Figure | None, why: str, independent: bool = False,
+    name: str, unit: str, predicted: float | None, reported: float, agrees: bool | None,
+    figure: Figure | None, why: str, independent: bool = False, band: float | None = None,
 ) -> dict:  # fmt: skip
-    """A row of the audit. independent: the check could have failed for a wrong model."""
+    """A row of the audit. independent: the check could have failed for a wrong model.
+
+    band is the share of the predicted figure within which a reported one is accepted. A check
+    with a wide band refuses what lies outside and proves nothing of what lies inside.
+    """
+    if independent and agrees and band is not None and band > WIDEST_PROOF:
+        agrees, independent = None, False
+        why += f"; the band of figures that would agree is {band:.0%} wide: no proof"
     return {
         "name": name,
         "predicted": predicted,
         "reported": reported,
         "unit": unit,
-        "agrees": bool(agrees),
-        "independent": independent,
+        "agrees": agrees if agrees is None else bool(agrees),
+        "verdict": UNTOLD if agrees is None else TOLD if agrees else WRONG,
+        "independent": independent and agrees is not None,
+        "band": band,
         "line": figure.line if figure else None,
         "why": why,
     }
@@ -158,10 +187,14 @@ def _no_cause(ratio: float) -> str:
 
 
 def _vllm(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
-    block = log.block_size or DEFAULT_BLOCK_SIZE
+    block = log.block_size or rules("vLLM", "block_size")[0]
     rank, width = _stored(spec, tp, storage), storage.bytes_per_element
     figure = log.tokens or log.blocks
     assert figure is not None, "read_log refuses a log of vLLM without tokens and blocks"
+    # Every cached layer grows without a window, and nothing else is kept.
+    uniform = costs.window_cap_bytes(rank) == 0 and costs.fixed_bytes_per_sequence(rank) == 0
+    if not uniform:
+        return _grouped(rank, width, log)
     tokens = log.tokens.value if log.tokens else figure.value * block
     checks = []
     if log.tokens and log.blocks:
@@ -169,50 +202,60 @@ def _vllm(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> l
         agrees = log.blocks.value * block == tokens
         why = f"{block} tokens a block: one is the other, multiplied"
         checks.append(_check("tokens from blocks", "tokens", held, tokens, agrees, log.blocks, why))
-    # Every cached layer grows without a window, and nothing else is kept.
-    uniform = costs.window_cap_bytes(rank) == 0 and costs.fixed_bytes_per_sequence(rank) == 0
-    if log.available_bytes and uniform:
-        checks.append(
-            _tokens_from_memory(spec, tp, storage, log.available_bytes, tokens, block, figure)
-        )
+    if log.available_bytes:
+        checks.append(_tokens_from_memory(spec, tp, storage, log, tokens, block, figure))
     if log.concurrency and log.max_model_len:
-        if uniform:
-            checks.append(_concurrency(log.concurrency, log.max_model_len, tokens, block))
-        else:
-            checks.append(
-                _hybrid_concurrency(
-                    rank, width, log.concurrency, log.max_model_len, log.available_bytes
-                )
-            )
+        checks.append(_concurrency(log.concurrency, log.max_model_len, tokens, block))
     return checks
 
 
 def _tokens_from_memory(
-    spec: ModelSpec, tp: int, storage: StorageFormat, memory: Figure, tokens: float, block: int,
+    spec: ModelSpec, tp: int, storage: StorageFormat, log: EngineLog, tokens: float, block: int,
     figure: Figure,
 ) -> dict:  # fmt: skip
+    memory = log.available_bytes
+    assert memory is not None, "the caller has asked"
+    longest = log.max_model_len or block
+    # Newer versions print requests * longest length: less where that is no multiple of a block.
+    rest = Fraction(longest, -(-longest // block) * block)
+
     def pool(num_bytes: float, model: ModelSpec, width: int | Fraction) -> int:
         rate = costs.kv_bytes_per_token(model, width)
         return int(costs.num_blocks(floor(num_bytes), rate, block)) * block if rate else 0
 
     def agrees(model: ModelSpec, width: int | Fraction) -> bool:
         least = pool(memory.value - memory.rounding, model, width) - block  # one block kept back
-        return least <= tokens <= pool(memory.value + memory.rounding, model, width)
+        most = pool(memory.value + memory.rounding, model, width)
+        return least <= tokens <= most or int(least * rest) <= tokens <= most * rest
 
     rank, width = _stored(spec, tp, storage), storage.bytes_per_element
+    rate = costs.kv_bytes_per_token(rank, width)
     require(
-        costs.kv_bytes_per_token(rank, width) != 0,
+        rate != 0,
         "blocks: given a model that keeps nothing per token; expected layers with K and V, "
         "without which a pool has no number of blocks; is it the right config?",
     )
-    predicted, right = pool(memory.value, rank, width), agrees(rank, width)
+    predicted = pool(memory.value, rank, width)
+    right: bool | None = agrees(rank, width)
+    missing = float(memory.value - tokens * rate)
     why = (
         "memory / bytes per token, in whole blocks, within the rounding of the memory figure and "
         "one reserved block"
-        if right
-        else _explain(agrees, spec, tp, storage, tokens / (predicted or 1))
     )
-    return _check("tokens from memory", "tokens", predicted, tokens, right, figure, why, True)
+    if not right and agrees(costs.with_indexer(rank, width), width):
+        right, predicted = True, pool(memory.value, costs.with_indexer(rank, width), width)
+        why += "; the indexer's own keys counted"
+    elif not right and log.ranks_shown < tp and 0 < missing <= OTHER_RANK * memory.value:
+        right = None
+        why = (
+            f"fits within the memory shown; the engine takes the rank with the least, and another "
+            f"rank may have {missing / 2**30:.2f} GiB less: add the lines of all {tp} ranks"
+        )
+    elif not right:
+        why = _explain(agrees, spec, tp, storage, tokens / (predicted or 1))
+    band = float(2 * memory.rounding / memory.value + block / (predicted or 1))
+    name = "tokens from memory"
+    return _check(name, "tokens", predicted, tokens, right, figure, why, True, band)
 
 
 def _concurrency(figure: Figure, longest: int, tokens: float, block: int) -> dict:
@@ -229,29 +272,80 @@ def _concurrency(figure: Figure, longest: int, tokens: float, block: int) -> dic
     return _check(name, "requests", round(most, 2), figure.value, right, figure, why)
 
 
-def _hybrid_concurrency(
-    rank: ModelSpec, width: int | Fraction, figure: Figure, longest: int, memory: Figure | None
-) -> dict:
-    """Requests of the longest length: a sum over a hybrid model's groups of layers."""
-    if memory is None or costs.fixed_bytes_per_sequence(rank, width) is None:
+def _grouped(rank: ModelSpec, width: int | Fraction, log: EngineLog) -> list[dict]:
+    """A model whose layers differ: pages, tokens and requests of vLLM's pool of groups."""
+    checks, memory, longest = [], log.available_bytes, log.max_model_len
+    known = costs.fixed_bytes_per_sequence(rank, width) is not None
+    if known and log.page_tokens and (page := state_page_tokens(rank, width, log.drafts or 0)):
+        figure = Figure(log.page_tokens, 0, f"attention block size {log.page_tokens}")
+        why = "the fewest tokens, in multiples of 16, whose K and V are no smaller than a state"
+        right: bool | None = page == log.page_tokens
+        if not right and log.page_tokens % 16 == 0 and log.page_tokens > page:
+            right, why = None, f"{why}; a larger one may have been asked for (--block-size)"
+        checks.append(
+            _check("page from state", "tokens", page, figure.value, right, figure, why, True,
+                   16 / page)
+        )  # fmt: skip
+    shown = [(kind, figure) for kind, figure in enumerate((log.tokens, log.concurrency)) if figure]
+    if memory is None or longest is None or not known:
+        lacks = "no memory figure" if memory is None else "no length of a request"
         why = (
-            "a hybrid model: tokens, concurrency and bytes are not one division, and the log has "
-            "no memory figure (or the config no state size) to predict it from"
+            "a model whose layers differ: tokens, concurrency and bytes are not one division, and "
+            f"{lacks if known else 'the config no size of its state'}"
+            f"{' stands in the log' if known else ''} to predict it from"
         )
-        return _check("concurrency", "requests", None, figure.value, True, figure, why)
-    ideal, padded = (
-        float(memory.value / costs.sequence_bytes(model, longest, width))
-        for model in (rank, costs.padded_to_full(rank))
-    )
-    right = padded * (1 - HYBRID_SLACK) <= figure.value <= ideal * (1 + HYBRID_SLACK)
-    why = (
-        f"hybrid groups: between {padded:,.2f} (every layer paged for the whole context) and "
-        f"{ideal:,.2f} (each window at its own length)"
-        if right
-        else _no_cause(figure.value / (ideal or 1))
-    )
-    name, predicted = "concurrency from memory", round(ideal, 2)
-    return _check(name, "requests", predicted, figure.value, right, figure, why, True)
+        return checks + [
+            _check(("tokens", "concurrency")[kind], ("tokens", "requests")[kind], None,
+                   figure.value, None, figure, why)
+            for kind, figure in shown
+        ]  # fmt: skip
+    pools = list(grouped_pools(rank, width, log))
+
+    def reach(pool: GroupedPool, kind: int) -> tuple[float, float]:
+        ends = (memory.value - memory.rounding, memory.value + memory.rounding)
+        least, most = (pool.figures(end, longest)[kind] for end in ends)
+        return least, most
+
+    def agrees(pool: GroupedPool, kind: int, figure: Figure) -> bool:
+        least, most = reach(pool, kind)
+        return least - figure.rounding - 1e-9 <= figure.value <= most + figure.rounding + 1e-9
+
+    def score(pool: GroupedPool) -> int:
+        return sum(agrees(pool, kind, figure) for kind, figure in shown)
+
+    best = max(pools, key=score)
+    for kind, figure in shown:
+        predicted = best.figures(memory.value, longest)[kind]
+        right, why = agrees(best, kind, figure), best.says
+        spans = {reach(pool, kind) for pool in pools}
+        band = sum(most - least + 2 * figure.rounding for least, most in spans)
+        if not right:
+            right, why = _unsaid_budget(pools, kind, figure, memory, longest, log, why)
+            if right is False:
+                why = f"with {best.says}: {_no_cause(figure.value / (predicted or 1))}"
+        name, unit = (("tokens", "tokens"), ("concurrency", "requests"))[kind]
+        checks.append(
+            _check(f"{name} from memory", unit, round(predicted, 2), figure.value, right, figure,
+                   why, True, band / (predicted or 1))
+        )  # fmt: skip
+    return checks
+
+
+def _unsaid_budget(
+    pools: list[GroupedPool], kind: int, figure: Figure, memory: Figure, longest: int,
+    log: EngineLog, why: str,
+) -> tuple[bool | None, str]:  # fmt: skip
+    """(None, why) where another budget of tokens a step would explain the figure, else False."""
+    windowed = any(group.layer.window is not None for group in pools[0].groups)
+    if log.budget or not windowed:
+        return False, why
+    for pool in pools:
+        ends = [replace(pool, budget=budget) for budget in (longest, 1)]
+        least, most = (end.figures(memory.value, longest)[kind] for end in ends)
+        if least < most and least <= figure.value <= most:
+            asked = "the log does not say max_num_batched_tokens, and some value of it fits: add it"
+            return None, asked
+    return False, why
 
 
 # --- SGLang and llama.cpp: the bytes of K and V that their pools take --------------------------
@@ -284,10 +378,17 @@ def _bytes_check(
 
     rank, width = _stored(spec, tp, storage), storage.bytes_per_element
     predicted, right = float(int(tokens) * _rate(rank, part, width)), agrees(rank, width)
+    indexed = costs.with_indexer(rank, width)
+    if indexed is not rank:
+        why += "; without the indexer's own keys"
+        if not right and agrees(indexed, width):
+            predicted, right = float(int(tokens) * _rate(indexed, part, width)), True
+            why = why.replace("without", "with")
+    band = (2 * figure.rounding / predicted + page / (tokens or 1)) if predicted else None
     if not right:
         ratio = figure.value / predicted if predicted else inf
         why = _explain(agrees, spec, tp, storage, ratio)
-    return _check(name, "bytes", predicted, figure.value, right, figure, why, True)
+    return _check(name, "bytes", predicted, figure.value, right, figure, why, True, band)
 
 
 def _part(spec: ModelSpec, keep: Callable[[LayerSpec], bool]) -> ModelSpec:
@@ -304,7 +405,9 @@ def _sglang(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) ->
         "the log's 'KV Cache is allocated' line has no '#tokens: N', and no line says "
         "'max_total_num_tokens=N': add one of them",
     )
-    page, width = log.page_size or 1, storage.bytes_per_element
+    sparse = any(layer.index_dim for layer in spec.layers)
+    page = log.page_size or rules("SGLang", "sparse_page" if sparse else "page_size")[0]
+    width = storage.bytes_per_element
 
     def fits(part: ModelSpec, pool: Pool) -> int:
         rank, tokens = _stored(part, tp, storage), pool.tokens.value
@@ -319,9 +422,13 @@ def _sglang(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) ->
             "config, and the log of one engine?",
         )
         parts = max((parts[::-1], parts), key=lambda order: sum(map(fits, order, log.pools)))
+    elif len(split := [part for part in _others_and_windowed(spec) if part.layers]) == 2:
+        # One pool of two: the log shows no more, or the model's layers share one.
+        parts = [max((spec, *split), key=lambda part: fits(part, log.pools[0]))]
     checks = []
     for part, pool in zip(parts, log.pools, strict=True):
-        which = f" ({len(part.layers)} layers)" if len(parts) > 1 else ""
+        which = f" ({len(part.layers)} layers)" if part is not spec else ""
+        which += ", one pool of two" * (part is not spec and len(parts) == 1)
         for name, figure in pool.parts:
             checks.append(
                 _bytes_check(
@@ -354,20 +461,44 @@ def _layers_of(spec: ModelSpec, store: Store) -> ModelSpec:
     )
 
 
-def _llama_cpp(spec: ModelSpec, log: EngineLog, _tp: int, _storage: StorageFormat) -> list[dict]:
+def _llama_cpp(spec: ModelSpec, log: EngineLog, _tp: int, storage: StorageFormat) -> list[dict]:
     """Each cache says its own types, and one rank holds it."""
     checks = []
     for store in log.stores:
-        part = _layers_of(spec, store)
-        for name, figure, kind in (
-            ("K", store.key, store.key_type),
-            ("V", store.value, store.value_type),
-        ):
-            storage = storage_format(kind)
-            why = f"{store.cells:,} cells x {len(part.layers)} layers, as {storage.name}"
+        if store.recurrent:
+            checks.append(_recurrent_cells(spec, store))
+            continue
+        part, shown = _layers_of(spec, store), [
+            ("K", store.key, store.key_type), ("V", store.value, store.value_type)
+        ]  # fmt: skip
+        if store.total is not None:
+            shown = [("KV", store.total, storage.name)]
+        for name, figure, kind in shown:
+            assert figure is not None, "a line has the parts for K and V, or the total alone"
+            stored = storage_format(kind)
+            why = f"{store.cells:,} cells x {len(part.layers)} layers, as {stored.name}"
             checks.append(
                 _bytes_check(
-                    f"{name} bytes from cells", part, 1, storage, name, store.cells, 0, figure, why
+                    f"{name} bytes from cells", part, 1, stored, name, store.cells, 0, figure, why
                 )
             )
     return checks
+
+
+def _recurrent_cells(spec: ModelSpec, store: Store) -> dict:
+    """llama.cpp's recurrent memory: a cell a sequence, over the layers that have a state."""
+    assert store.total is not None, "a recurrent memory's line has its total"
+    width = rules("llama.cpp", "state_bytes")[0]
+    states = [state.num_elements for layer in spec.layers for state in layer.state]
+    name, figure = "state bytes from cells", store.total
+    if not states or None in states:
+        why = "the config has no recurrent state of a known size"
+        return _check(name, "bytes", None, figure.value, None if states else False, figure, why)
+    predicted = store.cells * width * sum(count or 0 for count in states)
+    layers = sum(bool(layer.state) for layer in spec.layers)
+    right = abs(figure.value - predicted) <= figure.rounding
+    why = f"{store.cells:,} cells x the state of {layers} layers, all of it in {width} bytes"
+    if not right:
+        why = _no_cause(figure.value / predicted)
+    band = 2 * figure.rounding / predicted
+    return _check(name, "bytes", predicted, figure.value, right, figure, why, True, band)

@@ -69,6 +69,7 @@ def print_kv(report: dict) -> None:
     capped, fixed = report["window_cap_bytes_per_sequence"], report["fixed_bytes_per_sequence"]
     padded, mtp = report["kv_bytes_if_padded_to_full"], report["mtp_kv_bytes_per_token"]
     written_out = report["kv_bytes_per_token_if_expanded"]
+    indexer = report["indexer_bytes_per_token"]
     for label, value, shown in (
         ("per token, growing", growing, True),
         ("while windows fill", filling, filling != growing),
@@ -79,6 +80,7 @@ def print_kv(report: dict) -> None:
         ("sized from query heads", naive, naive != filling),
         ("if K and V expanded", written_out, written_out != filling),
         ("MTP layers, extra", mtp, mtp != 0),
+        ("indexer, per token", indexer, indexer != 0),
     ):
         if shown:
             print(f"{label:<25}{units.amount(value)}")
@@ -102,15 +104,17 @@ def print_models(rows: list[dict]) -> None:
 
 def print_audit(report: dict) -> None:
     """An engine's figures beside the prediction."""
-    verdict = "agrees" if report["agrees"] else "does not agree"
     print(
         f"{report['engine']} log, {report['model']}, {report['kv_dtype']} cache, "
-        f"{report['tensor_parallel']} rank(s): {verdict}"
+        f"{report['tensor_parallel']} rank(s): {report['verdict']}"
     )
     for check in report["checks"]:
-        kind = "independent" if check["independent"] else "follows from other figures"
+        kind = "independent" if check["independent"] else "no proof"
+        if check["independent"] and check["band"] is not None:
+            kind += f", within {check['band']:.2%}"
+        said = "DOES NOT AGREE" if check["agrees"] is False else check["verdict"]
         print(
-            f"\n{check['name']}: {'agrees' if check['agrees'] else 'DOES NOT AGREE'} ({kind})\n"
+            f"\n{check['name']}: {said} ({kind})\n"
             f"  predicted  {units.amount(check['predicted'], check['unit'])}\n"
             f"  reported   {units.amount(check['reported'], check['unit'])}\n"
             f"  {check['why']}"
@@ -225,7 +229,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(json.dumps(report, indent=2))
             else:
                 given.text(report)
-            status = 1 if given.command == "audit" and not report["agrees"] else 0
+            wrong = given.command == "audit" and report["agrees"] is False
+            status = 1 if wrong else 0
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does

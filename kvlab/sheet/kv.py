@@ -162,6 +162,7 @@ def kv_report(
             "kv_bytes_per_token_if_expanded": costs.kv_bytes_per_token(
                 stored_model(spec, kv_dtype, tp, "expanded")[0], width
             ),
+            "indexer_bytes_per_token": costs.index_bytes_per_token(stored, width),
             "mtp_kv_bytes_per_token": sum(
                 costs.layer_kv_bytes_per_token(layer, width)
                 for layer in stored_model(spec, kv_dtype, tp)[0].mtp_layers

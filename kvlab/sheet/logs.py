@@ -37,10 +37,12 @@ class Store:
 
     cells: int
     layers: int | None
-    key: Figure
-    value: Figure
+    key: Figure | None
+    value: Figure | None
     key_type: str
     value_type: str
+    total: Figure | None = None  # where the line gives no part for K and V
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,14 @@ class EngineLog:
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
     kv_dtype: str | None = None
+    version: str | None = None
+    ranks_shown: int = 0  # lines about memory: one a rank
+    budget: int | None = None  # max_num_batched_tokens
+    page_tokens: int | None = None  # the block size that a recurrent state asks for
+    state_mode: str | None = None  # none, align or all
+    prefix_caching: bool | None = None
+    drafts: int | None = None
+    mtp: bool = False
     total_tokens: Figure | None = None  # a second line that repeats the token count
 
 
@@ -82,8 +92,8 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 def _figure(text: str, scale: int, line: str) -> Figure:
     plain = text.replace(",", "")
     decimals = len(plain.partition(".")[2])
-    if not decimals:
-        return Figure(int(plain) * scale, 0, line[:300])
+    if not decimals:  # a count is exact, a whole number of GiB is rounded
+        return Figure(int(plain) * scale, 0.5 * scale if scale > 1 else 0, line[:300])
     return Figure(float(plain) * scale, 0.5 * 10.0**-decimals * scale, line[:300])
 
 
@@ -139,9 +149,13 @@ def _vllm(text: str) -> EngineLog:
     concurrency = rf"[Mm]aximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x"
     longest = _find(concurrency, text)
     forced = re.search(r"kv cache block size to ([0-9]{1,6})", text)  # by an attention backend
+    page = re.search(r"etting attention block size to ([0-9]{1,9}) tokens", text)
+    version = re.search(r"(?:LLM engine \(|\bversion )v?([0-9]+\.[0-9]+)", text)
+    caching = _setting("enable_prefix_caching", "True|False", text)
+    memory = rf"Available KV cache memory: {_NUMBER}{_GB}"
     return EngineLog(
         engine="vLLM",
-        available_bytes=_find(rf"Available KV cache memory: {_NUMBER}{_GB}", text, 2)
+        available_bytes=_find(memory, text, 2)
         or _find(rf"\bkv_cache_size={_NUMBER}{_GB}", text, 2)
         or _find(rf"reserved for KV Cache is {_NUMBER}{_GB}", text, 2),
         tokens=_find(rf"GPU KV cache size: {_NUMBER} tokens", text),
@@ -149,9 +163,24 @@ def _vllm(text: str) -> EngineLog:
         concurrency=_find(concurrency, text, group=2),
         max_model_len=int(longest.value) if longest else None,
         block_size=int(forced[1]) if forced else _whole("block_size|block-size", text),
-        tensor_parallel=_whole("tensor_parallel_size|tensor-parallel-size|tp", text),
+        tensor_parallel=_whole("tensor_parallel_size|tensor-parallel-size|tp", text)
+        or _tagged_ranks(text),
         kv_dtype=_dtype(text),
+        version=version[1] if version else None,
+        ranks_shown=len(re.findall(memory, text)),
+        budget=_whole("max_num_batched_tokens|max-num-batched-tokens", text),
+        page_tokens=int(page[1]) if page else None,
+        state_mode=_setting("mamba_cache_mode|mamba-cache-mode", "none|align|all", text),
+        prefix_caching=None if caching is None else caching == "True",
+        drafts=_whole("num_speculative_tokens|num_spec_tokens", text),
+        mtp=bool(re.search(r"method['\"]?\s*[=:]\s*['\"]?\w*mtp", text, re.IGNORECASE)),
     )
+
+
+def _tagged_ranks(text: str) -> int | None:
+    """Ranks by the tags TP0, TP1, ... of their lines, where no command shows them."""
+    tags = {int(n) for n in re.findall(r"\b(?:Worker_)?TP([0-9]{1,3})\b", text)}
+    return max(tags) + 1 if tags else None
 
 
 _POOL = re.compile(rf"KV Cache is allocated\.(?:[^\n]*?#tokens: {_NUMBER})?[^\n]*")
@@ -186,7 +215,7 @@ def _sglang(text: str) -> EngineLog:
         total_tokens=total,
         max_model_len=_whole("context_len", text),
         page_size=_whole("page_size|page-size", text),
-        tensor_parallel=_whole("tp_size|tp-size|tp", text),
+        tensor_parallel=_whole("tp_size|tp-size|tp", text) or _tagged_ranks(text),
         kv_dtype=_dtype(text),
     )
 
@@ -194,8 +223,8 @@ def _sglang(text: str) -> EngineLog:
 _COUNT = "([0-9]{1,12})"
 _CELLS = re.compile(
     rf"size =\s*{_NUMBER} MiB \(\s*{_COUNT} cells,\s*{_COUNT} layers,"
-    rf"\s*[0-9]+(?:/{_COUNT})? seqs\), "
-    rf"K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB"
+    rf"\s*[0-9]+(?:/{_COUNT})? seqs\)"
+    rf"(?:, K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB)?"
 )
 _SELF = re.compile(
     rf"KV self size\s*=\s*{_NUMBER} MiB, K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB"
@@ -205,7 +234,11 @@ _SELF = re.compile(
 def _store(cells: int, layers: int | None, match: re.Match, first: int) -> Store:
     """K's type and size and V's type and size stand in four groups, from `first` on."""
     key_type, key, value_type, value = match.groups()[first - 1 :]
-    line = match[0]
+    line = _line_of(match)
+    if key is None:
+        recurrent = "recurrent" in line
+        total = _figure(match[1], 2**20, line)
+        return Store(cells, layers, None, None, "f16", "f16", total, recurrent)
     return Store(
         cells, layers, _figure(key, 2**20, line), _figure(value, 2**20, line), key_type, value_type
     )
@@ -221,7 +254,9 @@ def _llama_cpp(text: str) -> EngineLog:
                 "that says how many tokens the context holds"
             )
         stores = [_store(context, None, m, 2) for m in _SELF.finditer(text)]
-    return EngineLog(engine="llama.cpp", stores=stores)
+    kept = [store for store in stores if store.layers != 0]  # a cache of no layers holds nothing
+    dtype = _dtype(text) if any(store.total for store in kept) else None
+    return EngineLog(engine="llama.cpp", stores=kept, kv_dtype=dtype)
 
 
 def read_log(text: str) -> EngineLog:
