@@ -172,6 +172,12 @@ class Engine:
         limit = context_limit(model, settings.get("max_model_len"))
         config = SchedulerConfig(**{**settings, "max_model_len": limit})
         manager = tables(pool(num_blocks, block_size), prefix_caching=prefix_caching)
+        room, asked = manager.pool.num_usable_blocks * block_size, settings.get("max_model_len")
+        if asked is not None and asked > room:
+            raise RequestError(
+                f"max_model_len={asked}; expected at most {room}, the tokens of {num_blocks} blocks "
+                f"but the null block: make the pool larger, or max_model_len smaller"
+            )
         self.scheduler = scheduler(manager, config)
         if attention is None or isinstance(attention, str):
             attention = choose_backend(str(model.device), attention).attention

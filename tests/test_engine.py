@@ -476,3 +476,10 @@ def test_a_setting_of_the_wrong_kind_is_refused_before_it_harms_a_step(fields):
         engine.step()
     assert len(good.token_ids) == 3
     assert_empty(engine.scheduler)
+
+
+def test_cost_16_a_length_that_can_never_fit_is_refused_at_start():
+    """Nine blocks of four tokens, one of them the null block: room for 32 tokens."""
+    assert Engine(MODEL, num_blocks=9, block_size=4, max_model_len=32)
+    with pytest.raises(RequestError, match="max_model_len=33; expected at most 32"):
+        Engine(MODEL, num_blocks=9, block_size=4, max_model_len=33)

@@ -435,3 +435,39 @@ def test_a_static_cache_is_paid_in_advance():
     cache = StaticCache(config=config, max_cache_len=64)
     _, cache = run({**TOY, "model_type": "llama"}, 5, cache)
     assert held_bytes(cache) == costs.kv_bytes(spec, 64, 4)
+
+
+# --- the second batch of reported faults -------------------------------------------------------
+
+
+def test_cost_16_the_null_block_and_whole_pages():
+    spec = preset("llama-3-8b")
+    block = 8192 * costs.kv_bytes_per_token(spec)
+    report = capacity_report(spec, 13 * block, 0, "1", tokens=98_304, block_size=8192)
+    assert report["fits"] and report["longest_context"] == 98_304
+    assert not capacity_report(spec, 13 * block, 0, "1", tokens=98_305, block_size=8192)["fits"]
+    small = 16 * costs.kv_bytes_per_token(spec)
+    settings = {"utilisation": "1", "tokens": 17, "block_size": 16}
+    pool = 11 * small  # ten blocks, and the null block
+    ten = capacity_report(spec, pool, 0, sequences=10, **settings)
+    assert not ten["fits"] and ten["sequences_that_fit"] == 5
+    assert capacity_report(spec, pool, 0, sequences=5, **settings)["fits"]
+
+
+def test_cost_17_what_is_said_of_draft_layers_follows_the_option():
+    spec = preset("deepseek-v3")
+    without, counted = kv_report(spec), kv_report(spec, mtp=True)
+    assert any("MTP" in note and note.endswith("not counted") for note in without["notes"])
+    assert any("MTP" in note for note in counted["notes"])
+    assert not any("not counted" in note for note in counted["notes"])
+    assert (without["num_layers"], counted["num_layers"]) == (61, 62)
+    assert counted["layer_runs"] == ["62 latent"] and len(counted["layers"]) == 62
+
+
+def test_aud_02_the_indexer_is_a_line_of_its_own():
+    spec = preset("deepseek-v3.2")
+    report = kv_report(spec, kv_dtype="fp8_ds_mla")
+    assert report["kv_bytes_per_token_growing"] == 61 * 656 == 40_016
+    assert report["indexer_bytes_per_token"] == 61 * 132
+    assert kv_report(spec)["indexer_bytes_per_token"] == 61 * 256
+    assert kv_report(preset("deepseek-v3"))["indexer_bytes_per_token"] == 0

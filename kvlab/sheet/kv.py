@@ -10,12 +10,14 @@ The checks of what a reader typed stand first: the rest of the calculator uses t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
 from kvlab import costs
 from kvlab.configs import (
+    NOT_COUNTED,
     families,
     find_model,
     hardware,
@@ -136,6 +138,10 @@ def kv_report(
     bare, _ = stored_model(spec, "bf16", tp, layout, mtp)  # as it is computed, without scales
     width, elements = storage.bytes_per_element, costs.kv_bytes_per_token(bare, 1)
     rate = costs.kv_bytes_per_token(stored, width)
+    shown, notes = spec, list(spec.notes)
+    if mtp and spec.mtp_layers:  # the note, the list and the count follow
+        shown = replace(costs.with_mtp(spec), num_layers=len(stored.layers))
+        notes = [note.replace(NOT_COUNTED, "counted") if "MTP" in note else note for note in notes]
     from_query_heads = None
     if spec.num_heads:
         whole = costs.with_scales(spec, storage)
@@ -167,10 +173,10 @@ def kv_report(
                 costs.layer_kv_bytes_per_token(layer, width)
                 for layer in stored_model(spec, kv_dtype, tp)[0].mtp_layers
             ),
-            **{name: getattr(spec, name) for name in SHAPE},
-            "layer_runs": layer_runs(spec),
+            **{name: getattr(shown, name) for name in SHAPE},
+            "layer_runs": layer_runs(shown),
             "layers": [_layer_row(i, layer) for i, layer in enumerate(bare.layers)],
-            "notes": list(spec.notes) + ([storage.note] if storage.note else []),
+            "notes": notes + ([storage.note] if storage.note else []),
         }
     )
 
@@ -292,8 +298,14 @@ def capacity_report(
             other, storage = stored_model(spec, kv_dtype, tp)
         except KvlabError:
             return False
-        each = costs.sequence_bytes(other, tokens, storage.bytes_per_element)
-        return weights_and_pool(tp)[1] >= sequences * each
+        return in_pages(other, weights_and_pool(tp)[1], storage.bytes_per_element) >= sequences
+
+    def in_pages(model: ModelSpec, pool: int, width: int | Fraction) -> int:
+        """Sequences that fit in whole pages. One block is the null block, which nobody gets."""
+        each = costs.sequence_bytes(model, tokens, width) - costs.kv_bytes(model, tokens, width)
+        each += costs.paged_kv_bytes(model, tokens, block_size, width)
+        page = block_size * costs.kv_bytes_per_token(model, width)
+        return int((pool - page) // each) if pool > page and each else 0
 
     weights, pool = weights_and_pool(tp)
     each = costs.sequence_bytes(stored, tokens, width)
@@ -301,11 +313,14 @@ def capacity_report(
     rate = costs.growing_bytes_per_token(stored, width)
     uniform = rate and all(layer.window is None and not layer.state for layer in stored.layers)
     blocks = costs.num_blocks(pool, rate, block_size) if uniform and pool > 0 else None
-    most = costs.sequences_that_fit(stored, pool, tokens, width) if pool > 0 and each else 0
-    longest = costs.longest_context(stored, pool, sequences, width) if pool > 0 else 0
+    most = in_pages(stored, pool, width)
+    page = block_size * costs.kv_bytes_per_token(stored, width)
+    longest = costs.longest_context(stored, max(pool - page, 0), sequences, width)
+    if longest is not None:
+        longest = longest // block_size * block_size
 
     advice = []  # single changes, each of which makes it fit; each was tried
-    if pool < needed:
+    if most < sequences:
         if most:
             advice.append(f"run {most:,} sequences at a time")
         if longest:
@@ -320,7 +335,7 @@ def capacity_report(
     return _plain(
         {
             "model": spec.name,
-            "fits": pool >= needed,
+            "fits": most >= sequences,
             "weights_fit": pool >= 0,
             "pool_bytes": pool,
             "needed_bytes": needed,
