@@ -175,8 +175,8 @@ class Engine:
         room, asked = manager.pool.num_usable_blocks * block_size, settings.get("max_model_len")
         if asked is not None and asked > room:
             raise RequestError(
-                f"max_model_len={asked}; expected at most {room}, the tokens of {num_blocks} blocks "
-                f"but the null block: make the pool larger, or max_model_len smaller"
+                f"max_model_len={asked}; expected at most {room}, the tokens of {num_blocks} "
+                f"blocks but the null block: make the pool larger, or max_model_len smaller"
             )
         self.scheduler = scheduler(manager, config)
         if attention is None or isinstance(attention, str):

@@ -1,13 +1,18 @@
 """The command line, run as a reader runs it."""
 
 import json
+import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from kvlab.configs import read_config
 from kvlab.sheet import SheetError, cost_report
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def kvlab(*arguments):
@@ -105,3 +110,59 @@ def test_a_closed_pipe_is_no_error():
         check=False,
     )  # fmt: skip
     assert run.stdout and run.stderr == ""
+
+
+def in_an_empty_environment(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """kvlab as its wheel lays it out, in a Python that sees nothing but the standard library."""
+    target = tmp_path / "installed"
+    if not target.exists():
+        build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+        wheel = build["targets"]["wheel"]
+        ignored = shutil.ignore_patterns("__pycache__")
+        for package in wheel["packages"]:
+            shutil.copytree(ROOT / package, target / package, ignore=ignored)
+        for source, place in wheel["force-include"].items():
+            shutil.copytree(ROOT / source, target / place)
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); {arguments[0]}"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True,
+                          check=False, cwd=tmp_path)  # fmt: skip
+
+
+COMMANDS = (
+    ["cost", "llama-3-8b"],
+    ["kv", "deepseek-v3.2", "--mtp"],
+    ["models"],
+    ["audit", "--config", "llama-3-8b", "--log", str(ROOT / "data/engine_logs/sglang-mha.log")],
+)
+
+
+def test_pkg_01_every_command_without_the_extras(tmp_path):
+    run = "from kvlab.sheet.cli import main; sys.exit(main({}))"
+    for command in COMMANDS:
+        done = in_an_empty_environment(tmp_path, run.format(command))
+        assert done.returncode == 0 and done.stdout, (command, done.stderr)
+    faults = in_an_empty_environment(tmp_path, run.format(["faults"]))
+    assert faults.returncode == 2
+    assert faults.stderr == "kvlab: needs torch: pip install 'kvlab[torch]'\n"
+
+
+def test_pkg_01_every_public_import_answers_or_names_the_package(tmp_path):
+    """A module that needs an extra says so by Python's own error, which names the package."""
+    allowed = ("torch", "numpy", "pandas", "plotly", "ipywidgets", "anywidget", "traitlets",
+               "sympy", "IPython", "triton", "safetensors", "tokenizers", "filelock", "tqdm",
+               "transformers")  # fmt: skip
+    names = [p.stem for p in (ROOT / "kvlab").glob("*.py") if not p.stem.startswith("__")]
+    code = (
+        f"import importlib\nfor name in {sorted([*names, 'configs', 'sheet', 'faults'])!r}:\n"
+        "    try: importlib.import_module('kvlab.' + name); print(name)\n"
+        f"    except ModuleNotFoundError as error: assert error.name in {allowed!r}, (name, error)"
+    )
+    done = in_an_empty_environment(tmp_path, f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert {"costs", "specs", "configs", "sheet", "scheduler"} <= set(done.stdout.split())
+
+
+def test_pkg_01_the_command_line_asks_for_no_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == []
+    assert "kvlab[torch,notebook]" in project["optional-dependencies"]["checkpoint"]

@@ -236,6 +236,13 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:  # an extra that is not installed
+        missing = (error.name or "").partition(".")[0]
+        if missing == "kvlab":
+            raise
+        extra = "torch" if missing in ("torch", "safetensors", "tokenizers") else "notebook"
+        print(f"kvlab: needs {missing}: pip install 'kvlab[{extra}]'", file=sys.stderr)
+        return 2
     except KvlabError as error:
         print(f"kvlab: {error}", file=sys.stderr)
         return 2
