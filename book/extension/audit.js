@@ -29,7 +29,7 @@ function render({ model, el }) {
   const verdict = h("p", { class: "kvlab-verdict", style: "font-weight: 600", role: "status", "aria-live": "polite" });
   const table = tableView({
     caption: "Predicted from the config, and reported by the engine",
-    head: ["check", "predicted", "reported", "agrees", "independent"],
+    head: ["check", "predicted", "reported", "agrees", "proof"],
   });
   const reasons = h("ul", {});
   const controls = h("fieldset", { style: "border: 0; padding: 0; margin: 0; min-width: 0" },
@@ -76,11 +76,15 @@ function render({ model, el }) {
   function show(answer) {
     problem.textContent = "";
     const how = `${answer.engine}, ${answer.model}, ${answer.kv_dtype} cache, ${answer.tensor_parallel} rank(s)`;
-    verdict.textContent = answer.agrees
-      ? `${how}: the log agrees${answer.independent ? "." : ", but none of its figures depends on the model."}`
-      : `${how}: the log does not agree.`;
+    verdict.textContent = answer.agrees === null
+      ? `${how}: this cannot be told from this log.`
+      : answer.agrees
+        ? `${how}: the log agrees${answer.independent ? "." : ", but none of its figures proves anything of the model."}`
+        : `${how}: the log does not agree.`;
     table.update(answer.checks.map((c) => [
-      c.name, shown(c.predicted, c.unit), shown(c.reported, c.unit), c.agrees ? "yes" : "no", c.independent ? "yes" : "no",
+      c.name, shown(c.predicted, c.unit), shown(c.reported, c.unit),
+      c.agrees === null ? "cannot be told" : c.agrees ? "yes" : "no",
+      !c.independent ? "no" : c.band === null ? "yes" : `yes, within ${(100 * c.band).toPrecision(2)} %`,
     ]));
     reasons.replaceChildren(
       ...answer.checks.map((c) => h("li", {}, `${c.name}: ${c.why}.`)), ...answer.notes.map((note) => h("li", {}, note)));

@@ -88,12 +88,20 @@ class Audit(LabWidget):
             (
                 check["name"],
                 *(_shown(check[side], check["unit"]) for side in ("predicted", "reported")),
-                *("yes" if check[key] else "no" for key in ("agrees", "independent")),
+                {True: "yes", False: "no", None: "cannot be told"}[check["agrees"]],
+                _proof(check),
             )
             for check in self.answer["checks"]
         ]
-        head = ("check", "predicted", "reported", "agrees", "independent")
+        head = ("check", "predicted", "reported", "agrees", "proof")
         return Twin(f"{self.answer['engine']} log, {self.answer['model']}", head, rows)
+
+
+def _proof(check: dict) -> str:
+    """Whether the check could have failed for a wrong model, and how narrow it is."""
+    if not check["independent"]:
+        return "no"
+    return "yes" if check["band"] is None else f"yes, within {100 * check['band']:.2g} %"
 
 
 def _shown(value: float | None, unit: str) -> str:

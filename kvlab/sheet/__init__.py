@@ -27,6 +27,7 @@ from kvlab.sheet.kv import (
     storage_format,
 )
 from kvlab.sheet.logs import read_log
+from kvlab.sheet.pools import engine_rules
 from kvlab.sheet.run import DEFAULT_BANDWIDTH, accounting_parameters, cost_report
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "audit",
     "capacity_report",
     "cost_report",
+    "engine_rules",
     "kv_report",
     "models_report",
     "read_log",
