@@ -310,10 +310,17 @@ def layer_kv_bytes_per_token(layer: LayerSpec, bytes_per_element=2):
     return layer.num_kv_heads * (layer.key_dim + layer.value_dim) * bytes_per_element
 
 
+def compressed_bytes_per_token(layer: LayerSpec, bytes_per_element=2):
+    """What one more token adds beside a window: a row of the layer's for each so many tokens."""
+    row = layer_kv_bytes_per_token(layer, bytes_per_element)
+    return Fraction(row) / layer.compress if layer.compress else 0
+
+
 def kv_bytes_per_token(spec: ModelSpec, bytes_per_element=2):
     """What one more token adds while no window is full, over all layers."""
     return sum(
         count * layer_kv_bytes_per_token(layer, bytes_per_element)
+        + count * compressed_bytes_per_token(layer, bytes_per_element)
         for count, layer in spec.layer_groups
     )
 
@@ -323,10 +330,16 @@ def kept_tokens(layer: LayerSpec, num_tokens):
     return num_tokens if layer.window is None else min(num_tokens, layer.window)
 
 
+def _rows(layer: LayerSpec, num_tokens):
+    """Rows that the layer holds: of the tokens it keeps, and compressed ones."""
+    more = num_tokens // layer.compress if layer.compress else 0
+    return kept_tokens(layer, num_tokens) + more
+
+
 def kv_bytes(spec: ModelSpec, num_tokens, bytes_per_element=2):
     """The cache of one sequence of num_tokens: a function, not a rate, where windows fill up."""
     return sum(
-        count * layer_kv_bytes_per_token(layer, bytes_per_element) * kept_tokens(layer, num_tokens)
+        count * layer_kv_bytes_per_token(layer, bytes_per_element) * _rows(layer, num_tokens)
         for count, layer in spec.layer_groups
     )
 
@@ -429,7 +442,9 @@ def index_bytes_per_token(spec: ModelSpec, bytes_per_element=2):
     """
     scale = 4 if bytes_per_element < 2 else 0
     return sum(
-        layer.index_dim * bytes_per_element + scale for layer in spec.layers if layer.index_dim
+        Fraction(layer.index_dim * bytes_per_element + scale) / (layer.compress or 1)
+        for layer in spec.layers
+        if layer.index_dim
     )
 
 
@@ -487,7 +502,8 @@ def per_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
 def growing_bytes_per_token(spec: ModelSpec, bytes_per_element=2):
     """What one more token adds for good: layers without a window."""
     lasting = [layer for layer in spec.layers if layer.window is None]
-    return sum(layer_kv_bytes_per_token(layer, bytes_per_element) for layer in lasting)
+    growing = sum(layer_kv_bytes_per_token(layer, bytes_per_element) for layer in lasting)
+    return growing + sum(compressed_bytes_per_token(x, bytes_per_element) for x in spec.layers)
 
 
 def window_cap_bytes(spec: ModelSpec, bytes_per_element=2):
@@ -519,7 +535,7 @@ def paged_kv_bytes(spec: ModelSpec, num_tokens: int, block_size: int, bytes_per_
     """One sequence in whole pages of block_size tokens, each windowed layer in its own group."""
     total = 0
     for count, layer in spec.layer_groups:
-        pages = -(-kept_tokens(layer, num_tokens) // block_size)
+        pages = -(-_rows(layer, num_tokens) // block_size)
         total += count * pages * block_size * layer_kv_bytes_per_token(layer, bytes_per_element)
     return total
 

@@ -38,6 +38,7 @@ class LayerSpec:
     shares_layer   index of the layer whose K and V a "shared" layer reads
     state       fixed per-sequence state of a "recurrent" layer (or of one that also attends)
     index_dim   width of the key that an indexer of sparse attention keeps beside the row
+    compress    of a layer with a window: one more row is kept for good for so many tokens
     expanded    of a latent layer: the same layer with K and V written out for every query head,
                 which is what an engine that does not absorb the projections stores instead
     """
@@ -51,6 +52,7 @@ class LayerSpec:
     state: tuple[StateSpec, ...] = ()
     expanded: LayerSpec | None = None
     index_dim: int = 0
+    compress: int = 0
 
 
 @dataclass(frozen=True)

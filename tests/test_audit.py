@@ -489,3 +489,16 @@ def test_every_engine_rule_says_where_it_was_read():
     rules = json.loads((DATA_DIR / "engine_rules.json").read_text())["rules"]
     assert all(rule["source"] and rule["says"] for rule in rules)
     assert {rule["engine"] for rule in rules} == {"vLLM", "SGLang", "llama.cpp"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "requests"),
+    [(78_433, 32_768, "2.39"), (116_025, 65_536, "1.77"), (152_592, 131_072, "1.16")],
+)
+def test_aud_05_two_steps_in_flight(tokens, longest, requests):
+    """Gemma-4-26B in vLLM 0.29.0, 4.25 GiB: three printed counts, each to the token."""
+    spec = read_config({**GEMMA4_31B, "num_hidden_layers": 30, "num_key_value_heads": 8,
+                        "num_global_key_value_heads": 2, "num_attention_heads": 16})  # fmt: skip
+    more = "LLM engine (v0.29.0) max_num_batched_tokens=2496"
+    report = audit(spec, hybrid_log("4.25", tokens, longest, requests, more))
+    assert report["verdict"] == "agrees" and state(report, "tokens")["predicted"] == tokens

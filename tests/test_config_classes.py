@@ -50,6 +50,7 @@ NO_ANSWER = {
     "rwkv": "no attention at all; transformers has no cache class for it",
     "xlstm": "no attention at all; transformers has no cache class for it",
     "gemma4_unified_assistant": "all its layers read another model's cache",
+    "deepseek_v4": "its compress_ratios are read; test_cfg_20 has the sizes",
     "glm4_moe": "the class's defaults floor 4096 / 96; published files give head_dim",
     "glm4v_moe": "as glm4_moe",
     "glm4v_moe_text": "as glm4_moe",

@@ -7,6 +7,7 @@ import pytest
 
 from kvlab import costs
 from kvlab.configs import ConfigError, find_model, model_names, preset, read_config
+from kvlab.rope import rope_inv_freq
 from kvlab.sheet import kv_report
 
 VALUES = json.loads((Path(__file__).parent / "model_values.json").read_text())
@@ -622,7 +623,7 @@ def test_cfg_21_what_says_nothing_of_the_cache_is_no_reason_to_refuse():
 
 
 def test_cfg_21_the_architecture_names_the_family():
-    for name in ("DeepseekV4ForCausalLM", "DoryForCausalLM"):
+    for name in ("DoryForCausalLM", "HrmTextForCausalLM"):
         config = {**LLAMA, "model_type": "renamed", "architectures": [name]}
         assert refused(config).field == "architectures"
     assert kinds({**LLAMA, "model_type": "renamed", "architectures": ["LlamaForCausalLM"]})
@@ -665,3 +666,35 @@ def test_cfg_24_the_state_has_a_dtype_of_its_own():
     assert set(summary(full)) == {4} and set(summary(half)) == {2}
     assert any("bfloat16" in note for note in half.notes)
     assert refused({**QWEN35, "mamba_ssm_dtype": "int3"}).field == "mamba_ssm_dtype"
+
+
+def test_cfg_20_compressed_rows_on_top_of_a_window():
+    config = {"model_type": "deepseek_v4", "num_hidden_layers": 43, "hidden_size": 4096,
+              "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512,
+              "sliding_window": 128, "index_head_dim": 128, "index_topk": 512,
+              "vocab_size": 129_280, "num_nextn_predict_layers": 1,
+              "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0, 0, 0]}  # fmt: skip
+    report = kv_report(read_config(config), tokens=128_000)
+    assert report["kv_bytes_per_token_growing"] == 5_536
+    assert report["indexer_bytes_per_token"] == 6_880 - 5_536
+    assert report["window_cap_bytes_per_sequence"] == 5_636_096
+    assert report["kv_bytes"] == 5_536 * 128_000 + 5_636_096
+    assert refused({**config, "compress_ratios": None}).field == "compress_ratios"
+    assert refused({**config, "model_type": "renamed"}).field == "compress_ratios"
+
+
+def test_cfg_23_two_head_sizes_two_rotations():
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 6, "hidden_size": 5376,
+              "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+              "global_head_dim": 512, "sliding_window": 1024, "vocab_size": 262_144,
+              "rope_parameters": {
+                  "full_attention": {"rope_type": "proportional", "rope_theta": 1e6,
+                                     "partial_rotary_factor": 0.25},
+                  "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}  # fmt: skip
+    spec = read_config(config)
+    assert (spec.rope.rotary_dim, spec.rope_local.rotary_dim) == (512, 256)
+
+    speeds, _ = rope_inv_freq(spec.rope)
+    turning = [float(speed) for speed in speeds if speed]
+    assert len(speeds) == 256 and len(turning) == 64
+    assert turning[1] == pytest.approx(1e6 ** (-2 / 512))

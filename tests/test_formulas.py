@@ -103,8 +103,8 @@ def test_every_cost_without_layers_or_windows_is_on_the_sheet():
         "fixed_bytes_per_sequence", "growing_bytes_per_token", "kept_tokens", "longest_context",
         "num_blocks", "padded_to_full", "paged_kv_bytes", "per_rank", "pool_bytes", "pool_tokens",
         "roofline_seconds", "sequence_bytes", "sequences_that_fit", "window_cap_bytes",
-        "with_mtp", "index_bytes_per_token", "with_indexer", "with_scales", "bias_params",
-        "window_pairs",
+        "with_mtp", "index_bytes_per_token", "with_indexer", "with_scales",
+        "bias_params", "window_pairs", "compressed_bytes_per_token",
     }  # fmt: skip
 
 

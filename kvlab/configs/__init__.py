@@ -62,11 +62,13 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     shapes = layer_shapes(fields, base, kinds)
     reach = windows(fields, kinds)
     layers = [layer_spec(fields, kind, shape, reach) for kind, shape in zip(kinds, shapes)]
-    layers = _shared(fields, layers)
+    layers = _compressed(_shared(fields, layers), fields)
     used = {shape.num_key_value_heads for shape in shapes}
     sliding = next((i for i, kind in enumerate(kinds) if kind.startswith("sliding")), None)
     rope_dim = None if base.kv_lora_rank is None else base.qk_rope_head_dim
-    rope, rope_local = rope_specs(fields, base.head_dim, rope_dim, sliding)
+    full = next((i for i, kind in enumerate(kinds) if kind.startswith("full")), 0)
+    widths = (shapes[full].head_dim or base.head_dim, shapes[sliding or 0].head_dim)
+    rope, rope_local = rope_specs(fields, widths, rope_dim, sliding)
     attends = base.num_key_value_heads > 0
     heads = base.num_attention_heads if attends else fields.count("num_attention_heads", 0)
     _note_cache_dtype(fields)
@@ -184,6 +186,26 @@ def _shared(fields: Fields, layers: list[LayerSpec]) -> list[LayerSpec]:
         fields.check(key, shared, layer.kind in owners, expected)
         result.append(LayerSpec("shared", shares_layer=owners[layer.kind]))
     return result
+
+
+def _compressed(layers: list[LayerSpec], fields: Fields) -> list[LayerSpec]:
+    """DeepSeek-V4: one row for K and V in a window, and one more for each so many tokens.
+
+    Source: ggml-org/llama.cpp#22319 and #24162. A ratio of 0 is the window alone; the entries
+    beyond num_hidden_layers are the draft layers'. Layers of ratio 4 have an indexer.
+    """
+    if fields.model_type != "deepseek_v4":
+        return layers
+    ratios = fields.items("compress_ratios")
+    if ratios is None or len(ratios) < len(layers):
+        fields.fail("compress_ratios", f"expected a list of {len(layers)} ratios or more; add it")
+    index = fields.count("index_head_dim") or 0
+    return [
+        replace(x, kind="latent", num_kv_heads=1, value_dim=0,
+                compress=fields.as_count("compress_ratios", ratio, 0) or 0,
+                index_dim=index if ratio == 4 else 0)
+        for x, ratio in zip(layers, ratios, strict=False)
+    ]  # fmt: skip
 
 
 def _mtp(fields: Fields, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:

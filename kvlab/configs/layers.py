@@ -34,6 +34,8 @@ def count_layers(fields: Fields) -> int:
 
 def layer_kinds(fields: Fields, num_layers: int) -> list[str]:
     """One word for each of num_layers layers; the sources of a pattern in order of authority."""
+    if fields.model_type == "deepseek_v4":  # its ratios say the rest: see _compressed
+        return ["sliding"] * num_layers
     for source in (_listed, _lettered, _flagged, _numbered, _periodic, _implied, _one_window):
         kinds = source(fields, num_layers)
         if kinds is not None:

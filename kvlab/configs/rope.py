@@ -22,10 +22,11 @@ SHARE = "partial_rotary_factor"
 
 
 def rope_specs(
-    fields: Fields, head_dim: int, rope_dim: int | None, first_sliding: int | None
+    fields: Fields, widths: tuple[int, int], rope_dim: int | None, first_sliding: int | None
 ) -> tuple[RopeSpec, RopeSpec | None]:
     """(of most layers, of the sliding layers where it differs).
 
+    widths         head_dim of most layers, and of the sliding ones
     rope_dim       rotated width if the architecture fixes it (MLA), else None
     first_sliding  index of the first sliding layer, for bases that are listed layer by layer
     """
@@ -49,7 +50,7 @@ def rope_specs(
     if theta is None:
         theta = float(fields.defaults.get("rope_theta", 10_000))
         fields.note(f"rope_theta is not in the file; {theta:,.0f} is assumed")
-    rope = _one_rope(fields, main, theta, head_dim, rope_dim)
+    rope = _one_rope(fields, main, theta, widths[0], rope_dim)
     key = "rope_local_base_freq"
     local_theta = _base(fields, key, local_bases, local)
     if local_theta is None and first_sliding is not None and key in fields.defaults:
@@ -57,7 +58,7 @@ def rope_specs(
         fields.note(f"{key} is not in the file; {local_theta:,.0f} is assumed")
     if local_theta is None:
         return rope, None
-    return rope, _one_rope(fields, local, local_theta, head_dim, rope_dim)
+    return rope, _one_rope(fields, local, local_theta, widths[1], rope_dim)
 
 
 def _agreed(fields: Fields, key: str, first: Any, second: Any, where: str = "at the top") -> Any:

@@ -110,7 +110,7 @@ class GroupedPool:
         if "recurrent" in kinds:
             text += f", state in mode {self.mode}" + f", {self.drafts} drafts" * bool(self.drafts)
         if kinds & {"sliding", "chunked"}:
-            text += f", windows with a step's budget of {self.budget:,} tokens"
+            text += f", windows with {self.budget:,} tokens of steps in flight"
         return text
 
 
@@ -171,12 +171,15 @@ def grouped_pools(rank: ModelSpec, width: int | Fraction, log: EngineLog) -> Ite
         modes = ["none"]
     kinds = {layer.kind for layer in model.layers}
     budgets = [log.budget] if log.budget else rules("vLLM", "budgets")[0]
-    for tokens_rule, ratio, mode, budget in itertools.product(
+    flights = sorted({n for value in rules("vLLM", "in_flight", log.version) for n in value})
+    windowed = bool(kinds & {"sliding", "chunked"})
+    for tokens_rule, ratio, mode, steps, budget in itertools.product(
         rules("vLLM", "tokens", log.version),
         rules("vLLM", "group_ratio", log.version),
         modes if "recurrent" in kinds else modes[:1],
-        budgets if kinds & {"sliding", "chunked"} else budgets[:1],
+        flights if windowed else flights[:1],
+        budgets if windowed else budgets[:1],
     ):
         groups, size = _groups(model, width, block, ratio)
         require(size > 0, "blocks: the model keeps nothing per token; is it the right config?")
-        yield GroupedPool(groups, size, budget, mode, drafts, tokens_rule)
+        yield GroupedPool(groups, size, steps * budget, mode, drafts, tokens_rule)
