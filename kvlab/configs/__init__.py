@@ -55,6 +55,7 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
             f"model_type {model_type!r} is not one compared here; read by its ordinary keys"
         )
 
+    _note_cache_dtype(fields)
     num_layers = count_layers(fields)
     hidden = fields.count("hidden_size")
     kinds = layer_kinds(fields, num_layers)
@@ -71,7 +72,6 @@ def read_config(source: Mapping | str | Path, name: str | None = None) -> ModelS
     rope, rope_local = rope_specs(fields, widths, rope_dim, sliding)
     attends = base.num_key_value_heads > 0
     heads = base.num_attention_heads if attends else fields.count("num_attention_heads", 0)
-    _note_cache_dtype(fields)
     vocab = fields.count("vocab_size")
     mlp = _intermediate(fields)
     sizes = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": vocab}
