@@ -46,7 +46,7 @@ function render({ model, el }) {
   const table = tableView({ caption: "The plan, on each card", head: ["", "bytes"] });
   const advice = h("div", {});
   const notes = h("ul", { class: "kvlab-muted" });
-  const said = liveRegion({ visible: false });
+  const said = liveRegion();
   const controls = h("fieldset", { style: "border: 0; padding: 0; margin: 0; min-width: 0" },
     h("legend", { class: "kvlab-hidden" }, "The plan's settings"),
     h("div", { class: "kvlab-row" }, which.element, card.element, dtype.element, tp.element),

@@ -79,7 +79,7 @@ function render({ model, el }) {
   const picture = h("div", { style: "max-width: 40rem" });
   const view = tableView({ caption: "", head: ROW_HEAD });
   const note = h("p", { class: "kvlab-muted" });
-  const said = liveRegion({ visible: false });
+  const said = liveRegion();
   root.append(
     h("div", { class: "kvlab-row" }, chosenModel.element, chosenCard.element, dtype.element, batch.element, prompt.element, decode.element),
     steps.element, picture,

@@ -131,7 +131,7 @@ function player({ label, min, max, value = min, seconds = 8, format = String, on
   back.input.setAttribute("aria-label", `${label}: one step back`);
   step.input.setAttribute("aria-label", `${label}: one step forward`);
   return {
-    element: h("div", { class: "kvlab-row" }, back.element, play.element, step.element, slider.element),
+    element: h("div", { class: "kvlab-row kvlab-transport" }, back.element, play.element, step.element, slider.element),
     slider, play: play.input, back: back.input, step: step.input, stop,
     get value() { return slider.value; },
     set: (v) => slider.set(v),

@@ -52,14 +52,28 @@ function foldTwin(model) {
   setTimeout(fold, 300); // in a notebook the twin is displayed just after the widget
 }
 
-/** A polite live region. say(text) waits until the reader has stopped moving a slider. */
-function liveRegion({ visible = true } = {}) {
-  const element = h("p", { role: "status", "aria-live": "polite", class: visible ? "kvlab-say" : "kvlab-hidden" });
+/**
+ * One sentence about the state. The eye gets it at once; the polite region, which a screen reader
+ * speaks, waits until the reader has stopped moving a slider.
+ */
+function liveRegion() {
+  const seen = h("p", { class: "kvlab-say", "aria-hidden": "true" });
+  const spoken = h("p", { role: "status", "aria-live": "polite", class: "kvlab-hidden" });
   let timer = null;
   return {
-    element,
-    say(text) { clearTimeout(timer); timer = setTimeout(() => { element.textContent = text; }, 150); },
+    element: h("div", { class: "kvlab-said" }, seen, spoken),
+    say(text) {
+      seen.textContent = text;
+      clearTimeout(timer);
+      timer = setTimeout(() => { spoken.textContent = text; }, 150);
+    },
   };
+}
+
+/** The places of a widget: the picture, the bar that moves it, a sentence; the rest is folded. */
+function stage(root, { picture, transport, said, settings = [], numbers = [] }) {
+  const fold = (title, parts) => (parts.length ? h("details", {}, h("summary", {}, title), parts) : null);
+  fill(root, {}, [picture, transport.element, said.element, fold("Settings", settings), fold("Numbers", numbers)]);
 }
 
 /** A table in a scrolling frame. update(rows, head): the first cell of a row is its header. */
