@@ -39,9 +39,10 @@ if "google.colab" in sys.modules:
 # %% [markdown]
 # ## Two columns
 #
-# On the left the naive loop, on the right a loop with a cache. A column is a decode step, as high
-# as its context $s$. On the left all of it is computed and all rows of logits but one are thrown
-# away. On the right one K and one V are added, and stay. Press *Play* and watch $t$ run.
+# On the left the naive loop, on the right a loop with a cache. A square is a token that goes through
+# the model: a decode step at context $s$ adds $s$ squares on the left and one on the right. The
+# strong squares are those of this step. Below the line hangs what is kept: one K and one V a token,
+# on the right alone. Press *Play* and watch $t$ run, then *Running example*.
 
 # %%
 from kvlab.configs import preset

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Request, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
@@ -70,6 +70,10 @@ class Watched:
         return table.first.evaluate(
             "t => [...t.rows].map(r => [...r.cells].map(c => c.textContent.trim()))"
         )
+
+    def sentence(self, text: str) -> Locator:
+        """The sentence under a widget's picture that holds this text, as the eye sees it."""
+        return self.page.locator(".kvlab-say", has_text=text)
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than the screen."""

@@ -32,7 +32,7 @@ def test_first_state_is_one_sequence_without_a_split(widget_page):
     watched = widget_page(Splits())
     agrees(watched, facts())
     assert watched.page.locator("section.kvlab svg").first.locator("rect").count() == 216
-    watched.page.get_by_text("Turn 1: 8 of 216 slots read a tile").wait_for()
+    watched.sentence("Turn 1: 8 of 216 slots read a tile").wait_for()
     watched.check()
 
 
@@ -57,9 +57,9 @@ def test_by_keyboard_to_the_last_turn_everything_is_read(widget_page):
         page.get_by_label("splits", exact=True).select_option(splits)
         page.get_by_role("slider", name="turn").focus()
         page.keyboard.press("End")
-        page.get_by_text("So far 100 % of K and V.").wait_for()
+        watched.sentence("So far 100 % of K and V.").wait_for()
         page.keyboard.press("ArrowLeft")
-        page.get_by_text("So far 100 % of K and V.").wait_for(state="detached")
+        watched.sentence("So far 100 % of K and V.").wait_for(state="detached")
     watched.check()
 
 

@@ -17,7 +17,7 @@ RECORDED = schedule_trace(**WORKLOADS["small_pool"].question())
 def shows(watched, record: dict) -> None:
     """Sentence, request table and ragged batch on the page are those of a step of Python's."""
     page = watched.page
-    page.get_by_text(
+    watched.sentence(
         f"Step {record['step']}, {record['mode'].upper()}: {record['used']} of "
         f"{record['budget']} tokens for {len(record['shares'])} requests; "
         f"{len(record['reasons'])} wait; {record['free_after']} of {record['usable_blocks']} "

@@ -9,7 +9,7 @@ const COST_STYLE = `
 .kvc-large div { min-width: 0; font-size: 0.85rem; color: var(--kv-muted); }
 .kvc-large strong { display: block; font-size: clamp(0.9rem, 3.8vw, 1.7rem); line-height: 1.2; white-space: nowrap; font-variant-numeric: tabular-nums; color: var(--kv-fg); }
 .kvc-bars { margin: 0.5rem 0; overflow: hidden; }
-.kvc-bars div { height: 1.1rem; border-radius: 2px; margin: 0 0 0.2rem; }
+.kvc-bars div { height: 1.1rem; min-width: 1px; border-radius: 2px; margin: 0 0 0.2rem; }
 `;
 
 /** The table after step t, as text: the same rows as CostTable.rows in Python. */
@@ -60,12 +60,12 @@ function heaps({ p, n, t }, title) {
     }
     picture.append(svg("path", { d: marks[0], fill: colour(hue), opacity: 0.5 }), svg("path", { d: marks[1], fill: colour(hue) }));
   };
-  const kept = (depth * (p + t)) / (p + n);
+  const kept = ((depth - 5) * (p + t)) / (p + n);
   const shelf = (x) => svg("rect", { x: x + 0.5, y: ground + 2.5, width: width - 1, height: depth, fill: "none", stroke: colour("muted"), "stroke-dasharray": "4 4" });
   picture.append(svg("line", { x1: 0, x2: width, y1: ground + 1, y2: ground + 1, stroke: colour("fg") }),
     svg("line", { x1: 320, x2: 320 + width, y1: ground + 1, y2: ground + 1, stroke: colour("fg") }), shelf(0), shelf(320),
-    svg("rect", { x: 323, y: ground + 5, width: width / 2 - 4, height: Math.max(0, kept - 5), fill: colour("k") }),
-    svg("rect", { x: 321 + width / 2, y: ground + 5, width: width / 2 - 4, height: Math.max(0, kept - 5), fill: colour("v") }));
+    svg("rect", { x: 323, y: ground + 5, width: width / 2 - 4, height: kept, fill: colour("k") }),
+    svg("rect", { x: 321 + width / 2, y: ground + 5, width: width / 2 - 4, height: kept, fill: colour("v") }));
   heap(0, sum_of_contexts(p, t), sum_of_contexts(p, t - 1), "waste");
   heap(320, t, t - 1, "q");
   return { picture, unit };

@@ -94,13 +94,13 @@ class CostTable(LabWidget):
     script = "cost_table.js"
     models: traitlets.List = traitlets.List().tag(sync=True)
     model = traitlets.Unicode("llama-3-8b").tag(sync=True)
-    prompt = traitlets.Int(2048).tag(sync=True)
-    decode = traitlets.Int(512).tag(sync=True)
+    prompt = traitlets.Int(16).tag(sync=True)
+    decode = traitlets.Int(48).tag(sync=True)
     accounting = traitlets.Unicode("coarse").tag(sync=True)
     step = traitlets.Int().tag(sync=True)
 
     def __init__(self, **traits) -> None:
-        traits.setdefault("step", traits.get("decode", 512) // 2 or 1)
+        traits.setdefault("step", traits.get("decode", 48) // 2 or 1)
         super().__init__(models=_dense_models(), **traits)
 
     def rows(self, step: int) -> list[tuple[str, str, str, str]]:
