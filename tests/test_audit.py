@@ -502,3 +502,65 @@ def test_aud_05_two_steps_in_flight(tokens, longest, requests):
     more = "LLM engine (v0.29.0) max_num_batched_tokens=2496"
     report = audit(spec, hybrid_log("4.25", tokens, longest, requests, more))
     assert report["verdict"] == "agrees" and state(report, "tokens")["predicted"] == tokens
+
+
+# --- excerpts that the rules had not seen when they were written ------------------------------
+
+
+DRAFTING = hybrid_log(
+    "5.33", 300_220, 262_144, "1.15",
+    "tensor_parallel_size=2 kv_cache_dtype=fp8 max_num_batched_tokens=8192 "
+    "speculative_config={'method': 'mtp', 'num_speculative_tokens': 3}",
+)  # fmt: skip
+
+
+def test_draft_layers_share_the_pool():
+    """noonghunna/club-3090#594: the draft layer makes a group of 17, and 3 groups of state."""
+    report = audit(preset("qwen3.5-27b"), DRAFTING)
+    assert report["verdict"] == "agrees" and state(report, "tokens")["predicted"] == 300_220
+    assert "though the config names none" in report["notes"][-1]
+    both = DRAFTING.replace("Available", "Available KV cache memory: 5.34 GiB\nAvailable")
+    alone = audit(preset("qwen3.5-27b"), both.replace("'mtp'", "'ngram'"))
+    assert alone["verdict"] == "does not agree"
+
+
+def test_aud_04_of_a_model_whose_layers_differ():
+    less = DRAFTING.replace("300,220", "295,827").replace("1.15x", "1.13x")
+    report = audit(preset("qwen3.5-27b"), less)
+    assert report["verdict"] == "cannot be told from this log"
+    assert all("another rank may have" in check["why"] for check in report["checks"])
+    both = less.replace("Available", "Available KV cache memory: 5.34 GiB\nAvailable")
+    assert audit(preset("qwen3.5-27b"), both)["verdict"] == "does not agree"
+
+
+def test_a_draft_model_has_a_cache_that_no_line_shows():
+    report = audit(preset("qwen3.5-27b"), DRAFTING.replace("'mtp'", "'eagle'"))
+    assert report["verdict"] == "cannot be told from this log" and not report["independent"]
+    assert all("draft model" in check["why"] for check in report["checks"])
+    more = DRAFTING.replace("'mtp'", "'eagle'").replace("300,220", "400,000")
+    assert audit(preset("qwen3.5-27b"), more)["verdict"] == "does not agree"
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "predicted"),
+    [
+        # NVIDIA/TensorRT-LLM#1400, #1188; triton-inference-server/tutorials#150
+        ("llama-2-7b", "Allocate 69524783104 bytes for k/v cache. \n[TensorRT-LLM][INFO] Using "
+         "132608 tokens in paged KV cache.", 69_524_783_104),
+        ("qwen2.5-0.5b", "Allocated 4.53 GiB for max tokens in paged KV cache (395776).",
+         4_863_295_488),
+        ("tinyllama-1.1b", "Number of tokens per block: 32.\n[MemUsageChange] Allocated 78.30 GiB "
+         "for max tokens in paged KV cache (3731744).", 84_068_728_832),
+        # ikawrakow/ik_llama.cpp#259, #822
+        ("deepseek-v3", "KV self size  = 1166.62 MiB, c^KV (q8_0): 1166.62 MiB, kv^T: not used\n"
+         "new slot | id_slot=0 n_ctx_slot=32768", 1_223_294_976),
+        ("gpt-oss-20b", "n_ctx      = 131072\nKV self size  = 6144.00 MiB, K (f16): 3072.00 MiB, "
+         "V (f16): 3072.00 MiB", 3 * 2**30),
+        # sgl-project/sglang#13466
+        ("kimi-k2", "--tp 8\nKV Cache is allocated. #tokens: 8050, KV size: 0.53 GB", 565_689_600),
+    ],
+)  # fmt: skip
+def test_lines_of_other_shapes(model, text, predicted):
+    report = audit(preset(model), text)
+    assert report["verdict"] == "agrees" and report["checks"][0]["predicted"] == predicted
+    assert audit(preset("llama-3.2-1b"), text)["verdict"] == "does not agree"

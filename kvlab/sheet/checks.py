@@ -59,8 +59,12 @@ def audit(
         held = -(-len(spec.layers) // stages)
         notes.append(f"a pipeline stage of {stages} holds at most {held} of the layers")
         spec = replace(spec, layers=spec.layers[:held])
-    engines = {"vLLM": _vllm, "SGLang": _sglang, "llama.cpp": _llama_cpp}
+    if "mtp" in log.draft_method:
+        spec, said = _with_drafts(spec)
+        notes = [note for note in notes if "MTP" not in note] + [said]
+    engines = {"vLLM": _vllm, "SGLang": _pools, "TensorRT-LLM": _pools, "llama.cpp": _llama_cpp}
     checks = engines[log.engine](spec, log, tp, storage)
+    checks = [_short_of_memory(check, log, tp) for check in checks]
     require(
         checks != [],
         f"the {log.engine} log has one figure and nothing to set beside it: add the line with "
@@ -99,6 +103,35 @@ def ask_audit(
 ) -> dict:
     """`audit` of a pasted log, for a preset's name or pasted config.json text."""
     return audit(asked_model(model, config), log, tp, kv_dtype)
+
+
+def _with_drafts(spec: ModelSpec) -> tuple[ModelSpec, str]:
+    """The model with its draft layers; where the config names none, one more that attends."""
+    attending = [layer for layer in spec.layers if layer.kind in ("full", "latent")]
+    drafts = spec.mtp_layers or tuple(replace(layer, state=()) for layer in attending[-1:])
+    said = f"{len(drafts)} draft (MTP) layers counted, as the log drafts with them"
+    said += ", though the config names none" * (not spec.mtp_layers)
+    return costs.with_mtp(replace(spec, mtp_layers=drafts)), said
+
+
+def _short_of_memory(check: dict, log: EngineLog, tp: int) -> dict:
+    """A figure less than the memory holds cannot be judged where the log may not show all of it."""
+    predicted, memory = check["predicted"], log.available_bytes
+    if check["agrees"] is not False or not predicted or memory is None:
+        return check
+    short = 1 - check["reported"] / predicted
+    if "memory" not in check["name"] or short <= 0:
+        return check
+    if log.drafts and not log.draft_method:
+        why = "a draft model has a cache in the same memory, and its config is not here"
+    elif log.ranks_shown < tp and short <= OTHER_RANK:
+        why = (
+            "fits within the memory shown; the engine takes the rank with the least, and another "
+            f"rank may have {short * memory.value / 2**30:.2f} GiB less: add the lines of all {tp}"
+        )
+    else:
+        return check
+    return check | {"agrees": None, "verdict": UNTOLD, "independent": False, "why": why}
 
 
 def _stored(spec: ModelSpec, tp: int, storage: StorageFormat) -> ModelSpec:
@@ -236,8 +269,7 @@ def _tokens_from_memory(
         "without which a pool has no number of blocks; is it the right config?",
     )
     predicted = pool(memory.value, rank, width)
-    right: bool | None = agrees(rank, width)
-    missing = float(memory.value - tokens * rate)
+    right = agrees(rank, width)
     why = (
         "memory / bytes per token, in whole blocks, within the rounding of the memory figure and "
         "one reserved block"
@@ -245,12 +277,6 @@ def _tokens_from_memory(
     if not right and agrees(costs.with_indexer(rank, width), width):
         right, predicted = True, pool(memory.value, costs.with_indexer(rank, width), width)
         why += "; the indexer's own keys counted"
-    elif not right and log.ranks_shown < tp and 0 < missing <= OTHER_RANK * memory.value:
-        right = None
-        why = (
-            f"fits within the memory shown; the engine takes the rank with the least, and another "
-            f"rank may have {missing / 2**30:.2f} GiB less: add the lines of all {tp} ranks"
-        )
     elif not right:
         why = _explain(agrees, spec, tp, storage, tokens / (predicted or 1))
     band = float(2 * memory.rounding / memory.value + block / (predicted or 1))
@@ -348,7 +374,7 @@ def _unsaid_budget(
     return False, why
 
 
-# --- SGLang and llama.cpp: the bytes of K and V that their pools take --------------------------
+# --- SGLang, TensorRT-LLM and llama.cpp: the bytes of K and V that their pools take ------------
 
 
 def _rate(spec: ModelSpec, part: str, width: int | Fraction) -> int | Fraction:
@@ -399,7 +425,7 @@ def _others_and_windowed(spec: ModelSpec) -> list[ModelSpec]:
     return [_part(spec, lambda x: x.window is None), _part(spec, lambda x: x.window is not None)]
 
 
-def _sglang(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
+def _pools(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> list[dict]:
     require(
         log.pools != [],
         "the log's 'KV Cache is allocated' line has no '#tokens: N', and no line says "
@@ -425,18 +451,19 @@ def _sglang(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) ->
     elif len(split := [part for part in _others_and_windowed(spec) if part.layers]) == 2:
         # One pool of two: the log shows no more, or the model's layers share one.
         parts = [max((spec, *split), key=lambda part: fits(part, log.pools[0]))]
-    checks = []
+    checks, why = [], "tokens x bytes per token"
+    if log.engine == "SGLang":
+        why += ", plus one page for padding; the log's GB are GiB"
     for part, pool in zip(parts, log.pools, strict=True):
         which = f" ({len(part.layers)} layers)" if part is not spec else ""
         which += ", one pool of two" * (part is not spec and len(parts) == 1)
-        for name, figure in pool.parts:
+        for part_name, figure in pool.parts:
+            name = f"{part_name} bytes from tokens{which}"
             checks.append(
                 _bytes_check(
-                    f"{name} bytes from tokens{which}", part, tp, storage, name,
-                    pool.tokens.value, page, figure,
-                    "tokens x bytes per token, plus one page for padding; the log's GB are GiB",
+                    name, part, tp, storage, part_name, pool.tokens.value, page, figure, why
                 )
-            )  # fmt: skip
+            )
     total = log.total_tokens
     if total is not None and total is not log.pools[0].tokens:
         tokens = max(int(pool.tokens.value) for pool in log.pools)
@@ -474,7 +501,8 @@ def _llama_cpp(spec: ModelSpec, log: EngineLog, _tp: int, storage: StorageFormat
         if store.total is not None:
             shown = [("KV", store.total, storage.name)]
         for name, figure, kind in shown:
-            assert figure is not None, "a line has the parts for K and V, or the total alone"
+            if figure is None:  # a latent has no V of its own
+                continue
             stored = storage_format(kind)
             why = f"{store.cells:,} cells x {len(part.layers)} layers, as {stored.name}"
             checks.append(

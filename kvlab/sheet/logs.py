@@ -7,7 +7,10 @@ Formats, each from the engine's public sources or issue threads:
     SGLang     "KV Cache is allocated. #tokens: N, K size: X GB, V size: Y GB" or "KV size: X GB"
                (its GB is 2^30 bytes), "max_total_num_tokens=N"
     llama.cpp  "KV self size = X MiB, K (f16): ..." and "size = X MiB (N cells, L layers, S seqs), K
-               (f16): X MiB, V (f16): Y MiB"
+               (f16): X MiB, V (f16): Y MiB"; for a latent "c^KV (q8_0): X MiB, kv^T: not used"
+               (ikawrakow/ik_llama.cpp#259)
+    TensorRT-LLM  "Allocated X GiB for max tokens in paged KV cache (N)", and before 0.9 "Allocate X
+               bytes for k/v cache." with "Using N tokens in paged KV cache." (issues 1188, 1400)
 
 Text is searched, never run. Standard library only: the same code runs in the rendered page.
 """
@@ -47,7 +50,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Pool:
-    """One pool that SGLang allocates: so many tokens, and their K and V, apart or together."""
+    """One pool of so many tokens, and their K and V, apart or together (SGLang, TensorRT-LLM)."""
 
     tokens: Figure
     parts: tuple[tuple[str, Figure], ...]  # ("K", bytes), ("V", bytes) or ("KV", bytes)
@@ -77,7 +80,7 @@ class EngineLog:
     state_mode: str | None = None  # none, align or all
     prefix_caching: bool | None = None
     drafts: int | None = None
-    mtp: bool = False
+    draft_method: str = ""  # that keeps no cache outside the config: MTP layers, or none at all
     total_tokens: Figure | None = None  # a second line that repeats the token count
 
 
@@ -173,7 +176,7 @@ def _vllm(text: str) -> EngineLog:
         state_mode=_setting("mamba_cache_mode|mamba-cache-mode", "none|align|all", text),
         prefix_caching=None if caching is None else caching == "True",
         drafts=_whole("num_speculative_tokens|num_spec_tokens", text),
-        mtp=bool(re.search(r"method['\"]?\s*[=:]\s*['\"]?\w*mtp", text, re.IGNORECASE)),
+        draft_method=_setting("method", r"\w*(?:mtp|ngram|suffix)", text.lower()) or "",
     )
 
 
@@ -227,7 +230,8 @@ _CELLS = re.compile(
     rf"(?:, K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB)?"
 )
 _SELF = re.compile(
-    rf"KV self size\s*=\s*{_NUMBER} MiB, K \((\w+)\):\s*{_NUMBER} MiB, V \((\w+)\):\s*{_NUMBER} MiB"
+    rf"KV self size\s*=\s*{_NUMBER} MiB, (?:K|c\^KV) \((\w+)\):\s*{_NUMBER} MiB,"
+    rf" (?:V \((\w+)\):\s*{_NUMBER} MiB|kv\^T: not used)"
 )
 
 
@@ -239,15 +243,14 @@ def _store(cells: int, layers: int | None, match: re.Match, first: int) -> Store
         recurrent = "recurrent" in line
         total = _figure(match[1], 2**20, line)
         return Store(cells, layers, None, None, "f16", "f16", total, recurrent)
-    return Store(
-        cells, layers, _figure(key, 2**20, line), _figure(value, 2**20, line), key_type, value_type
-    )
+    values = None if value is None else _figure(value, 2**20, line)  # a latent is both
+    return Store(cells, layers, _figure(key, 2**20, line), values, key_type, value_type)
 
 
 def _llama_cpp(text: str) -> EngineLog:
     stores = [_store(int(m[2]) * int(m[4] or 1), int(m[3]), m, 5) for m in _CELLS.finditer(text)]
     if not stores:
-        context = _whole("n_ctx|kv_size|n_ctx_seq", text)
+        context = _whole("n_ctx|kv_size|n_ctx_seq|n_ctx_slot", text)
         if context is None:
             raise SheetError(
                 "the log has a 'KV self size' line and no 'n_ctx = ...' line: add the one "
@@ -257,6 +260,23 @@ def _llama_cpp(text: str) -> EngineLog:
     kept = [store for store in stores if store.layers != 0]  # a cache of no layers holds nothing
     dtype = _dtype(text) if any(store.total for store in kept) else None
     return EngineLog(engine="llama.cpp", stores=kept, kv_dtype=dtype)
+
+
+_PAGED = re.compile(
+    rf"Allocated {_NUMBER} (GiB|MiB) for max tokens in paged KV cache \({_COUNT}\)"
+    rf"|Allocate {_COUNT} bytes for k/v cache(?s:.*?)Using {_COUNT} tokens in paged KV cache"
+)
+
+
+def _tensorrt(text: str, match: re.Match) -> EngineLog:
+    size, unit, tokens, plain, before = match.groups()
+    line = _line_of(match)
+    held = _figure(size, _SIZES[unit], line) if size else _figure(plain, 1, line)
+    pool = Pool(_figure(tokens or before, 1, line), (("KV", held),))
+    ranks = _whole("tp_size|tp-size|tensor_parallel_size|world_size|world-size", text)
+    return EngineLog(
+        "TensorRT-LLM", pools=[pool], tensor_parallel=ranks, kv_dtype=_dtype(text)
+    )
 
 
 def read_log(text: str) -> EngineLog:
@@ -274,11 +294,14 @@ def read_log(text: str) -> EngineLog:
         return replace(_sglang(text), pipeline_parallel=stages)
     if _CELLS.search(text) or _SELF.search(text):
         return _llama_cpp(text)
+    if paged := _PAGED.search(text):
+        return replace(_tensorrt(text, paged), pipeline_parallel=stages)
     log = replace(_vllm(text), pipeline_parallel=stages)
     require(
         log.tokens is not None or log.blocks is not None,
         "no line about a KV cache was found: expected vLLM's 'GPU KV cache size: N tokens' or "
-        "'# GPU blocks: N', SGLang's 'KV Cache is allocated. #tokens: N', or llama.cpp's "
-        "'KV self size = ...' or 'size = ... MiB (N cells, ...'",
+        "'# GPU blocks: N', SGLang's 'KV Cache is allocated. #tokens: N', llama.cpp's "
+        "'KV self size = ...' or 'size = ... MiB (N cells, ...', or TensorRT-LLM's 'Allocated N "
+        "GiB for max tokens in paged KV cache (M)'",
     )
     return log

@@ -156,14 +156,13 @@ def _groups(
 def grouped_pools(rank: ModelSpec, width: int | Fraction, log: EngineLog) -> Iterator[GroupedPool]:
     """Every pool that the log's settings allow, the likeliest first."""
     drafts = log.drafts or 0
-    model = costs.with_mtp(rank) if log.mtp else rank
     # a layer that attends and carries a state is two to an engine
     split = [
-        part for x in model.layers
+        part for x in rank.layers
         for part in ([replace(x, state=()), LayerSpec("recurrent", state=x.state)]
                      if x.state and x.num_kv_heads else [x])
     ]  # fmt: skip
-    model = replace(model, layers=tuple(split))
+    model = replace(rank, layers=tuple(split))
     tokens = state_page_tokens(model, width, drafts)
     block = log.page_tokens or max(tokens or 0, log.block_size or rules("vLLM", "block_size")[0])
     modes = [log.state_mode] if log.state_mode else ["align", "none", "all"]
