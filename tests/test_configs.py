@@ -603,6 +603,11 @@ UNREAD = {
     "num_swa_key_value_heads": 2,
     "kv_reuse_group": 2,
     "cross_layer_kv_sharing": True,
+    "num_passes": 2,
+    "yoco": True,
+    "mixer_types": ["attention", "mamba"],
+    "value_dim": 96,
+    "num_global_kv_heads": 1,
 }
 
 
@@ -698,3 +703,52 @@ def test_cfg_23_two_head_sizes_two_rotations():
     turning = [float(speed) for speed in speeds if speed]
     assert len(speeds) == 256 and len(turning) == 64
     assert turning[1] == pytest.approx(1e6 ** (-2 / 512))
+
+
+# Published shapes that the reader had not seen, with bytes per token (2 bytes a value) and the cap
+# of the windows worked out by hand first. From public tests that carry the files: Ling-lite-1.5,
+# Trinity-Nano, Nemotron 3.5 Lightning, Ling 3 tiny, Gemma 4 E2B, GLM-5.3-Flash, Agnes 3.0 Flash.
+_SLIDING = ["sliding_attention"]
+UNSEEN = {
+    "bailing_moe": ({"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 4,
+                     "first_k_dense_replace": 0, "hidden_size": 2048}, 57_344, 0),
+    "afmoe": ({"num_hidden_layers": 56, "num_attention_heads": 8, "num_key_value_heads": 2,
+               "head_dim": 128, "hidden_size": 1024, "global_attn_every_n_layers": 4,
+               "sliding_window": 2048, "layer_types": (_SLIDING * 3 + ["full_attention"]) * 14},
+              14 * 1024, 42 * 1024 * 2048),
+    "nemotron_h": ({"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+                    "hidden_size": 2688, "mamba_num_heads": 64, "mamba_head_dim": 64,
+                    "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 8,
+                    "layers_block_type": ["mamba", "moe"] * 23 + ["attention"] * 6}, 6_144, 0),
+    "bailing_hybrid": ({"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 1536,
+                        "layer_group_size": 4, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+                        "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 128,
+                        "short_conv_kernel_size": 4}, 6 * 576 * 2, 0),
+    "gemma4_text": ({"num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1,
+                     "head_dim": 256, "global_head_dim": 512, "num_kv_shared_layers": 20,
+                     "sliding_window": 512, "hidden_size": 1536,
+                     "layer_types": (_SLIDING * 4 + ["full_attention"]) * 7},
+                    3 * 2_048, 12 * 1_024 * 512),
+    "glm5_next_text": ({"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 512,
+                        "kv_lora_rank": 512, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0,
+                        "v_head_dim": 256, "index_head_dim": 128, "index_topk": 16,
+                        "index_kpool": 4, "layer_types": ["linear_attention"] * 3
+                        + ["deepseek_sparse_attention"],
+                        "linear_attn_config": {"num_heads": 4, "head_dim": 128,
+                                               "short_conv_kernel_size": 4}}, 1_024, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", UNSEEN)
+def test_published_shapes_that_were_not_seen_before(model_type):
+    config, growing, cap = UNSEEN[model_type]
+    spec = read_config({"model_type": model_type, "vocab_size": 1_000, "dtype": "bfloat16",
+                        "intermediate_size": 512, **config})  # fmt: skip
+    assert (costs.growing_bytes_per_token(spec), costs.window_cap_bytes(spec)) == (growing, cap)
+    assert costs.index_bytes_per_token(spec) == 0, "a pooled indexer is not counted, and it is said"
+
+
+def test_a_kind_of_layer_under_a_new_name_is_refused():
+    kinds = ["agnes_delta_attention"] * 3 + ["agnes_global_attention"]
+    config = {**LLAMA, "model_type": "agnes_text", "num_hidden_layers": 4, "layer_types": kinds}
+    assert refused(config).field == "layer_types"

@@ -117,8 +117,7 @@ def _note_cache_dtype(fields: Fields) -> None:
     scheme = quantised.get("kv_cache_scheme") if isinstance(quantised, Mapping) else None
     if isinstance(scheme, Mapping):
         bits, kind = scheme.get("num_bits"), scheme.get("type", "int")
-        names: dict[tuple[object, object], str] = {("float", 8): "fp8", ("int", 8): "int8"}
-        name = names.get((kind, bits), f"{bits}-bit {kind}")
+        name = "fp8" if (kind, bits) == ("float", 8) else f"{kind}{bits}"
         fields.note(
             f"the file asks for a cache in {name} (kv_cache_scheme); sizes are in the format asked "
             "for, bf16 where none is: give it as the kv dtype"

@@ -195,12 +195,14 @@ class Fields:
         types = model_types()
         known = {name for key, old in types["aliases"].items() for name in (key, *old)}
         known |= {"max_window_layers", "use_sliding_window"}  # gates of a window that is not there
+        if self.raw("kv_lora_rank") is not None:
+            known.add("qk_head_dim")  # the sum of two that are read
         if self.raw("layer_types") is not None:  # the list decides; a pattern says it again
             known |= {*types["flag_lists"], *types["periods"], *types["recurrent_keys"]}
             known |= {"attn_layer_period", "attn_layer_offset"}
         for key, value in self.data.items():
             name = str(key).lower()
-            silent = not value or (value == 1 and value is not True)
+            silent = not value or (value == 1 and value is not True and "head" not in name)
             told = any(word in name for word in types["telling_words"])
             harmless = any(word in name for word in types["harmless_words"])
             if told and not (silent or harmless or key in self.data.asked or key in known):

@@ -99,9 +99,8 @@ def _listed(fields: Fields, num_layers: int) -> list[str] | None:
         known = isinstance(word, str) and word in kind_of
         fields.check("layer_types", word, known, expected)
     if any(word in model_types()["indexed_layers"] for word in words):
-        fields.note(
-            "an indexer's own keys, stored beside the cache by some engines, are not counted"
-        )
+        pooled = " (pooled here: not counted)" * ((fields.count("index_kpool") or 1) > 1)
+        fields.note(f"an indexer's own keys are no part of K and V: a line of their own{pooled}")
     if fields.raw("sliding_window_pattern") is not None:
         fields.note("layer_types decides; sliding_window_pattern is not used")
     kinds = [kind_of[word] for word in words]

@@ -260,7 +260,8 @@ def layer_spec(fields: Fields, kind: str, shape: Shape, windows: Mapping[str, in
     if shape.kv_lora_rank is not None:
         kv_heads = shape.num_attention_heads or 0
         key_dim = shape.qk_nope_head_dim + shape.qk_rope_head_dim
-    index = (fields.count("index_head_dim") or 0) if fields.count("index_topk") else 0
+    pooled = (fields.count("index_kpool") or 1) > 1  # one key for several tokens
+    index = 0 if pooled or not fields.count("index_topk") else fields.count("index_head_dim") or 0
     layer = LayerSpec(kind, kv_heads, key_dim, shape.v_head_dim, window, state=state)
     if shape.kv_lora_rank is None:
         return replace(layer, index_dim=index)
