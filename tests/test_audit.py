@@ -416,6 +416,9 @@ def test_aud_03_llama_cpp_prints_cells_alone_and_a_recurrent_memory():
     assert report["verdict"] == "agrees", report["checks"]
     assert [c["predicted"] for c in report["checks"]] == [16_384 * 2**20, 598.5 * 2**20]
     assert "48 layers" in report["checks"][1]["why"]
+    parts = text.replace("64 layers, 4 seqs)", "64 layers, 4 seqs), R (f32): 22.50 MiB, S (f32): "
+                         "576.00 MiB")  # fmt: skip
+    assert audit(preset("qwen3.5-27b"), parts)["verdict"] == "agrees"
     assert audit(preset("qwen3.5-27b"), text.replace("598.50", "798.00"))["agrees"] is False
     assert audit(preset("qwen3.5-27b"), text.replace("16384", "65536"))["agrees"] is False
 
