@@ -116,15 +116,13 @@ def _with_drafts(spec: ModelSpec) -> tuple[ModelSpec, str]:
 
 def _short_of_memory(check: dict, log: EngineLog, tp: int) -> dict:
     """A figure less than the memory holds cannot be judged where the log may not show all of it."""
-    predicted, memory = check["predicted"], log.available_bytes
-    if check["agrees"] is not False or not predicted or memory is None:
+    memory = log.available_bytes
+    if memory is None or check["agrees"] is not False or "memory" not in check["name"]:
         return check
-    short = 1 - check["reported"] / predicted
-    if "memory" not in check["name"] or short <= 0:
-        return check
-    if log.drafts and not log.draft_method:
+    short = 1 - check["reported"] / (check["predicted"] or check["reported"])
+    if short > 0 and log.drafts and not log.draft_method:
         why = "a draft model has a cache in the same memory, and its config is not here"
-    elif log.ranks_shown < tp and short <= OTHER_RANK:
+    elif 0 < short <= OTHER_RANK and log.ranks_shown < tp:
         why = (
             "fits within the memory shown; the engine takes the rank with the least, and another "
             f"rank may have {short * memory.value / 2**30:.2f} GiB less: add the lines of all {tp}"
@@ -280,8 +278,7 @@ def _tokens_from_memory(
     elif not right:
         why = _explain(agrees, spec, tp, storage, tokens / (predicted or 1))
     band = float(2 * memory.rounding / memory.value + block / (predicted or 1))
-    name = "tokens from memory"
-    return _check(name, "tokens", predicted, tokens, right, figure, why, True, band)
+    return _check("tokens from memory", "tokens", predicted, tokens, right, figure, why, True, band)
 
 
 def _concurrency(figure: Figure, longest: int, tokens: float, block: int) -> dict:
@@ -308,10 +305,8 @@ def _grouped(rank: ModelSpec, width: int | Fraction, log: EngineLog) -> list[dic
         right: bool | None = page == log.page_tokens
         if not right and log.page_tokens % 16 == 0 and log.page_tokens > page:
             right, why = None, f"{why}; a larger one may have been asked for (--block-size)"
-        checks.append(
-            _check("page from state", "tokens", page, figure.value, right, figure, why, True,
-                   16 / page)
-        )  # fmt: skip
+        name = "page from state"
+        checks = [_check(name, "tokens", page, figure.value, right, figure, why, True, 16 / page)]
     shown = [(kind, figure) for kind, figure in enumerate((log.tokens, log.concurrency)) if figure]
     if memory is None or longest is None or not known:
         lacks = "no memory figure" if memory is None else "no length of a request"
@@ -452,18 +447,14 @@ def _pools(spec: ModelSpec, log: EngineLog, tp: int, storage: StorageFormat) -> 
         # One pool of two: the log shows no more, or the model's layers share one.
         parts = [max((spec, *split), key=lambda part: fits(part, log.pools[0]))]
     checks, why = [], "tokens x bytes per token"
-    if log.engine == "SGLang":
-        why += ", plus one page for padding; the log's GB are GiB"
+    why += ", plus one page for padding; the log's GB are GiB" * (log.engine == "SGLang")
     for part, pool in zip(parts, log.pools, strict=True):
         which = f" ({len(part.layers)} layers)" if part is not spec else ""
         which += ", one pool of two" * (part is not spec and len(parts) == 1)
-        for part_name, figure in pool.parts:
-            name = f"{part_name} bytes from tokens{which}"
-            checks.append(
-                _bytes_check(
-                    name, part, tp, storage, part_name, pool.tokens.value, page, figure, why
-                )
-            )
+        tokens = pool.tokens.value
+        for key, figure in pool.parts:
+            name = f"{key} bytes from tokens{which}"
+            checks.append(_bytes_check(name, part, tp, storage, key, tokens, page, figure, why))
     total = log.total_tokens
     if total is not None and total is not log.pools[0].tokens:
         tokens = max(int(pool.tokens.value) for pool in log.pools)

@@ -274,9 +274,7 @@ def _tensorrt(text: str, match: re.Match) -> EngineLog:
     held = _figure(size, _SIZES[unit], line) if size else _figure(plain, 1, line)
     pool = Pool(_figure(tokens or before, 1, line), (("KV", held),))
     ranks = _whole("tp_size|tp-size|tensor_parallel_size|world_size|world-size", text)
-    return EngineLog(
-        "TensorRT-LLM", pools=[pool], tensor_parallel=ranks, kv_dtype=_dtype(text)
-    )
+    return EngineLog("TensorRT-LLM", pools=[pool], tensor_parallel=ranks, kv_dtype=_dtype(text))
 
 
 def read_log(text: str) -> EngineLog:
