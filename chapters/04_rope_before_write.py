@@ -518,7 +518,7 @@ from kvlab.configs import ConfigError, read_config
 
 shape = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
-    "vocab_size": 1000, "intermediate_size": 512,
+    "vocab_size": 1000, "intermediate_size": 512, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 
 # %%
