@@ -91,7 +91,7 @@ import torch
 
 from kvlab.checkpoint import load
 
-checkpoint = load()
+checkpoint = load(dtype=torch.float32)  # on the GPU if there is one; exact enough to compare
 model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 print(spec.num_layers, "layers,", spec.num_heads, "query heads,", spec.num_kv_heads, "KV heads")
@@ -125,8 +125,8 @@ def forget(layer, query, key, value):
 # %%
 ids = list(prompt_ids)
 for _ in range(12):
-    tokens = torch.tensor([ids])
-    positions = torch.arange(len(ids)).view(1, -1)
+    tokens = torch.tensor([ids], device=model.device)
+    positions = torch.arange(len(ids), device=model.device).view(1, -1)
     logits = model.forward(tokens, positions, forget)
     ids.append(int(logits[0, -1].argmax()))
 
@@ -195,7 +195,8 @@ def keys_and_values(ids):
         kept.append((key[0].clone(), value[0].clone()))
         return forget(layer, query, key, value)
 
-    model.forward(torch.tensor([ids]), torch.arange(len(ids)).view(1, -1), keep)
+    tokens = torch.tensor([ids], device=model.device)
+    model.forward(tokens, torch.arange(len(ids), device=model.device).view(1, -1), keep)
     return kept
 
 
@@ -300,8 +301,8 @@ from kvlab.notebook.measure import in_turns, medians
 
 def naive_step(s):
     """A call that makes one naive forward over s tokens."""
-    tokens = torch.tensor([[prompt_ids[i % p] for i in range(s)]])
-    positions = torch.arange(s).view(1, -1)
+    tokens = torch.tensor([[prompt_ids[i % p] for i in range(s)]], device=model.device)
+    positions = torch.arange(s, device=model.device).view(1, -1)
     return lambda: model.forward(tokens, positions, forget)
 
 

@@ -64,7 +64,7 @@ from kvlab.checkpoint import load
 from kvlab.notebook.display import figure, say, table
 from kvlab.sheet import units
 
-checkpoint = load()
+checkpoint = load(dtype=torch.float32)  # on the GPU if there is one; exact enough to compare
 model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 prompt_ids = checkpoint.encode("The capital of France is Paris. The capital of Italy is")
@@ -100,8 +100,9 @@ def decode(prompt_ids, num_outputs, attend):
     """Prefill with the whole prompt, then feed one token a step."""
     fed, start, outputs = list(prompt_ids), 0, []
     while len(outputs) < num_outputs:
-        positions = torch.arange(start, start + len(fed)).view(1, -1)
-        logits = model.forward(torch.tensor([fed]), positions, attend)
+        tokens = torch.tensor([fed], device=model.device)
+        positions = torch.arange(start, start + len(fed), device=model.device).view(1, -1)
+        logits = model.forward(tokens, positions, attend)
         outputs.append(int(logits[0, -1].argmax()))
         start += len(fed)
         fed = outputs[-1:]
@@ -135,8 +136,8 @@ class LayerCache:
     """K and V of one layer, [h_kv, max_len, d_h] each."""
 
     def __init__(self, num_kv_heads, max_len, head_dim):
-        self.key = torch.zeros(num_kv_heads, max_len, head_dim)
-        self.value = torch.zeros(num_kv_heads, max_len, head_dim)
+        self.key = torch.zeros(num_kv_heads, max_len, head_dim, device=model.device)
+        self.value = torch.zeros_like(self.key)
         self.length = 0
 
     def write(self, key, value):
@@ -172,7 +173,7 @@ from kvlab.attention import CachedAttention
 from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
 from kvlab.errors import CacheError
 
-cache = ContiguousKVCache(spec, batch_size=1, max_len=len(prompt_ids) + 11)
+cache = ContiguousKVCache(spec, 1, max_len=len(prompt_ids) + 11, device=model.device)
 assert cached_generate(model, prompt_ids, 12, cache=cache) == by_hand
 print("layer 0 key:", list(cache.keys[0].shape), "= [batch, h_kv, max_len, d_h]")
 same_rows = torch.equal(cache.keys[0][0, :, : cache.length], layers[0].key[:, : cache.length])
@@ -180,7 +181,8 @@ print("the same rows as ours, to the bit:", same_rows)
 
 # %%
 try:
-    cached_generate(model, prompt_ids, 3, cache=ContiguousKVCache(spec, 1, len(prompt_ids)))
+    short = ContiguousKVCache(spec, 1, len(prompt_ids), device=model.device)
+    cached_generate(model, prompt_ids, 3, cache=short)
 except CacheError as error:
     print("CacheFull:", error)
 
@@ -315,7 +317,8 @@ def keys_of(ids, mask_of):
         out = F.scaled_dot_product_attention(query.transpose(1, 2), k, v, mask_of(len(ids)))
         return out.transpose(1, 2)
 
-    model.forward(torch.tensor([ids]), torch.arange(len(ids)).view(1, -1), attend)
+    tokens = torch.tensor([ids], device=model.device)
+    model.forward(tokens, torch.arange(len(ids), device=model.device).view(1, -1), attend)
     return kept
 
 
@@ -332,8 +335,8 @@ def unchanged(mask_of):
 
 # %%
 PREFIX = 6
-causal = lambda s: torch.ones(s, s).tril().bool()
-everything = lambda s: torch.ones(s, s, dtype=torch.bool)
+everything = lambda s: torch.ones(s, s, dtype=torch.bool, device=model.device)
+causal = lambda s: everything(s).tril()
 
 
 def fixed_prefix(s):
@@ -389,8 +392,9 @@ def kv_of(ids, first_position=0):
         kept.append((key.clone(), value.clone()))
         return attention(query, key.transpose(1, 2), value.transpose(1, 2))
 
-    positions = torch.arange(first_position, first_position + len(ids)).view(1, -1)
-    model.forward(torch.tensor([ids]), positions, attend)
+    stop = first_position + len(ids)
+    positions = torch.arange(first_position, stop, device=model.device).view(1, -1)
+    model.forward(torch.tensor([ids], device=model.device), positions, attend)
     return kept
 
 
@@ -514,22 +518,21 @@ from kvlab.checkpoint import cache_of, layer_key, load_with
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
-reference = load_with(AutoModelForCausalLM, checkpoint.folder)
-inputs = torch.tensor([prompt_ids])
+reference = load_with(AutoModelForCausalLM, checkpoint.folder).to(model.device)
+inputs = torch.tensor([prompt_ids], device=model.device)
 options = dict(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None)
 
 theirs = cache_of(reference(inputs, use_cache=True))
 print("transformers, layer 0 key:", list(layer_key(theirs).shape), "= [batch, h_kv, seq, d_h]")
 
 # %%
-from time import perf_counter
+from kvlab.notebook.measure import in_turns
 
 
 def seconds(function):
-    """Seconds of one call, after a short warm-up call made by the caller."""
-    start = perf_counter()
-    function()
-    return perf_counter() - start
+    """Seconds of one call; the caller has warmed it up. A GPU is waited for."""
+    [[taken]] = in_turns({"call": function}, rounds=1, warm_up=0).values()
+    return taken
 
 
 # %% tags=["nbval-ignore-output"]
@@ -552,9 +555,9 @@ from statistics import median
 
 def step_seconds(s, cached, repeats=2):
     """Median time of one decode step at context s, by kvlab."""
-    ids = torch.tensor([[prompt_ids[i % p] for i in range(s)]])
-    positions = torch.arange(s).view(1, -1)
-    cache = ContiguousKVCache(spec, 1, s)
+    ids = torch.tensor([[prompt_ids[i % p] for i in range(s)]], device=model.device)
+    positions = torch.arange(s, device=model.device).view(1, -1)
+    cache = ContiguousKVCache(spec, 1, s, device=model.device)
     attend = CachedAttention(spec, cache)
     if cached:
         model.forward(ids[:, :-1], positions[:, :-1], attend, rows="last")

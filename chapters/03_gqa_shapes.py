@@ -82,7 +82,7 @@ import torch
 
 from kvlab.checkpoint import load
 
-checkpoint = load()
+checkpoint = load(device="cpu")  # looked at number by number
 model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 print("query heads", spec.num_heads, " KV heads", spec.num_kv_heads, " head size", spec.head_dim)

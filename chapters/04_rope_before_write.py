@@ -69,7 +69,7 @@ from kvlab.faults import fault
 from kvlab.generate import cached_generate
 from kvlab.notebook.display import say, table
 
-checkpoint = load()
+checkpoint = load(device="cpu")  # looked at number by number
 model, spec = checkpoint.model, checkpoint.spec
 
 # %%

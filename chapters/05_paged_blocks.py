@@ -281,11 +281,11 @@ print("slot 7 written:", bool(cache.key_cache(0)[1, 7 - block_size].any()),
 from kvlab.attention import attention
 from kvlab.checkpoint import load
 
-checkpoint = load()
+checkpoint = load(dtype=torch.float32)  # on the GPU if there is one; exact enough to compare
 model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 prompt_ids = checkpoint.encode("A library keeps its books in any order, because")
-cache = PagedKVCache(spec, 32, 4)
+cache = PagedKVCache(spec, 32, 4, device=model.device)
 my_table = [17, 3, 28, 9, 30, 12, 1, 22]
 
 
@@ -301,8 +301,9 @@ def attend(layer, query, key, value):
 # %%
 start, fed, by_hand = 0, list(prompt_ids), []
 for _ in range(12):
-    positions = torch.arange(start, start + len(fed))
-    logits = model.forward(torch.tensor(fed), positions, attend, rows="last")
+    positions = torch.arange(start, start + len(fed), device=model.device)
+    tokens = torch.tensor(fed, device=model.device)
+    logits = model.forward(tokens, positions, attend, rows="last")
     start += len(fed)
     fed = [int(logits.argmax())]
     by_hand += fed

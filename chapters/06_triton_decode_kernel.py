@@ -465,7 +465,7 @@ from kvlab.kernels.choose import KernelPagedAttention
 from kvlab.model import Decoder
 from kvlab.paged import PagedAttention
 
-checkpoint = load()
+checkpoint = load(device="cpu")
 weights = {name: w.float().to(device) for name, w in read_weights(checkpoint.folder).items()}
 model = Decoder(checkpoint.spec, weights)
 print(checkpoint.source)

@@ -274,10 +274,12 @@ print("position = seq_len - 1, here and in every other step")
 # the runner writes into and reads from.
 
 # %%
+import torch
+
 from kvlab.checkpoint import load
 from kvlab.engine import ModelRunner
 
-checkpoint = load()
+checkpoint = load(dtype=torch.float32)  # on the GPU if there is one; exact enough to compare
 model = checkpoint.model
 print(checkpoint.source)
 texts = ("The capital of France is", "One, two, three, four,", "Water boils at")

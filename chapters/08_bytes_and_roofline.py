@@ -174,7 +174,7 @@ from kvlab.cache import ContiguousKVCache
 from kvlab.checkpoint import load
 from kvlab.notebook.measure import count_flops
 
-checkpoint = load()
+checkpoint = load(dtype=torch.float32)  # on the GPU if there is one; exact enough to compare
 model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 
@@ -183,11 +183,11 @@ print(checkpoint.source)
 def forward(num_new, cached, rows):
     """One forward of num_new tokens behind `cached` ones; None: no cache at all."""
     start = cached or 0
-    ids = torch.arange(1, num_new + 1).view(1, -1)
-    positions = torch.arange(start, start + num_new).view(1, -1)
+    ids = torch.arange(1, num_new + 1, device=model.device).view(1, -1)
+    positions = torch.arange(start, start + num_new, device=model.device).view(1, -1)
     if cached is None:
         return lambda: model.forward(ids, positions, UncachedAttention(spec), rows)
-    cache = ContiguousKVCache(spec, 1, start + num_new)
+    cache = ContiguousKVCache(spec, 1, start + num_new, device=model.device)
     cache.length = start  # as if so many had been written
     return lambda: model.forward(ids, positions, CachedAttention(spec, cache), rows)
 
@@ -280,7 +280,7 @@ print(f"{held:,} bytes of matrices + {cache.nbytes:,} of cache: as computed")
 # A clock: yours will differ.
 from kvlab.notebook.measure import in_turns, measured_hardware, medians
 
-here = measured_hardware()
+here = measured_hardware(device=model.device)
 ridge = costs.ridge_intensity(
     here.peak_flops_per_second["fp32"], here.bandwidth_bytes_per_second
 )
@@ -306,11 +306,11 @@ def predicted(num_new, context, num_rows, batch=1):
 
 def batched(batch, context=96):
     """One cached step of `batch` sequences."""
-    cache = ContiguousKVCache(spec, batch, context)
+    cache = ContiguousKVCache(spec, batch, context, device=model.device)
     cache.length = context - 1  # as if so many had been written
     attend = CachedAttention(spec, cache)
-    ids = torch.full((batch, 1), 11)
-    return lambda: model.forward(ids, torch.full((batch, 1), context - 1), attend, "last")
+    ids = torch.full((batch, 1), 11, device=model.device)
+    return lambda: model.forward(ids, torch.full_like(ids, context - 1), attend, "last")
 
 
 calls = {"uncached": forward(96, None, None)} | {f"batch {b}": batched(b) for b in (1, 4, 16)}
@@ -394,8 +394,8 @@ bench_record.show_means(record, case)
 # ### The same products twice
 #
 # Chapter 1's decoder multiplies as one writes it on paper: `kvlab/model.py`, class `Products`. What
-# `load()` gives you has `FastProducts` instead, from `kvlab/fast.py`, chosen once when the decoder is
-# made. One token is a vector there, so a product is a matrix-vector product. A matrix lies in memory
+# `load()` gives you on a CPU has `FastProducts` instead, from `kvlab/fast.py`, chosen once when the
+# decoder is made. One token is a vector there, so a product is a matrix-vector product. A matrix lies in memory
 # along its longer side, because long unbroken runs read fastest. And the norm's one factor and the
 # residual ride along in the product's call. By hand, for the first projection of layer 0:
 
@@ -408,19 +408,21 @@ on_paper = torch.nn.functional.linear(rms_norm(x, layer.input_norm, layer.eps), 
 
 factor = float((x @ x / len(x) + layer.eps) ** -0.5)  # 1 / rms(x): one number for the row
 in_one_call = torch.addmv(
-    torch.zeros(len(on_paper)), layer.qkv_proj, x * layer.input_norm, beta=0, alpha=factor
+    on_paper.new_zeros(len(on_paper)), layer.qkv_proj, x * layer.input_norm, beta=0, alpha=factor
 )
 print("the same row of Q, K and V:", torch.allclose(on_paper, in_one_call, atol=1e-4))
 
 # %%
 from kvlab.checkpoint import read_weights
 from kvlab.generate import cached_generate
-from kvlab.model import Decoder
+from kvlab.fast import FastProducts
+from kvlab.model import Decoder, Products
 
-plain = Decoder(spec, read_weights(checkpoint.folder))
+weights = read_weights(checkpoint.folder)
+plain, fast = (Decoder(spec, weights, products) for products in (Products(), FastProducts()))
 ids = checkpoint.encode("The capital of France is")
-same = cached_generate(plain, ids, 12) == cached_generate(model, ids, 12)
-print(type(plain.products).__name__, "and", type(model.products).__name__, "write the same:", same)
+same = cached_generate(plain, ids, 12) == cached_generate(fast, ids, 12)
+print(type(plain.products).__name__, "and", type(fast.products).__name__, "write the same:", same)
 
 # %% [markdown]
 # Against the context both grow, by little beside the weights:
