@@ -137,8 +137,12 @@ def attention_flops_per_pair(key_dim, value_dim):
 
 def attention_flops(spec: ModelSpec, num_pairs):
     """All heads and layers over num_pairs query-key pairs (full attention on every layer)."""
-    per_pair = attention_flops_per_pair(spec.head_dim, spec.head_dim)
-    return spec.num_layers * spec.num_heads * per_pair * num_pairs
+    return _layer_attention_flops(spec, spec.num_layers * num_pairs)
+
+
+def _layer_attention_flops(spec: ModelSpec, num_pairs):
+    """All heads over the pairs of every layer together."""
+    return spec.num_heads * attention_flops_per_pair(spec.head_dim, spec.head_dim) * num_pairs
 
 
 def attention_flops_cached_step(spec: ModelSpec, context):
@@ -211,27 +215,25 @@ def forward_flops(spec: ModelSpec, num_queries, num_keys, num_logit_rows):
     windows keep.
     """
     layers = streamed_params(spec) - embedding_params(spec)
-    per_pair = spec.num_heads * attention_flops_per_pair(spec.head_dim, spec.head_dim)
     pairs = sum(
         count * window_pairs(layer, num_queries, num_keys) for count, layer in spec.layer_groups
     )
     return (
         projection_flops(layers, num_queries)
         + projection_flops(embedding_params(spec), num_logit_rows)
-        + per_pair * pairs
+        + _layer_attention_flops(spec, pairs)
     )
 
 
 def masked_forward_flops(spec: ModelSpec, num_queries, num_keys, num_logit_rows):
     """The same forward by a counter that charges attention for the masked pairs too: q k pairs."""
-    per_pair = spec.num_heads * attention_flops_per_pair(spec.head_dim, spec.head_dim)
     masked = sum(
         count * (num_queries * num_keys - window_pairs(layer, num_queries, num_keys))
         for count, layer in spec.layer_groups
         if num_queries != 1  # a single query is masked nowhere: its keys are cut to the window
     )
     kept = forward_flops(spec, num_queries, num_keys, num_logit_rows)
-    return kept + per_pair * masked
+    return kept + _layer_attention_flops(spec, masked)
 
 
 def logit_rows_discarded(context):

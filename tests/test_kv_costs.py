@@ -471,3 +471,9 @@ def test_aud_02_the_indexer_is_a_line_of_its_own():
     assert report["indexer_bytes_per_token"] == 61 * 132
     assert kv_report(spec)["indexer_bytes_per_token"] == 61 * 256
     assert kv_report(preset("deepseek-v3"))["indexer_bytes_per_token"] == 0
+
+
+def test_a_latent_row_s_format_is_refused_where_no_latent_is_stored():
+    for name, layout in (("llama-3-8b", "latent"), ("deepseek-v3", "expanded")):
+        with pytest.raises(SheetError, match="fp8_ds_mla: the format of a latent row"):
+            kv_report(preset(name), kv_dtype="fp8_ds_mla", layout=layout)

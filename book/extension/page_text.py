@@ -124,6 +124,9 @@ def formats_table() -> str:
     ]
     full = kv_report(spec)["kv_bytes_per_token_growing"]
     for name, storage in costs.FORMATS.items():
+        if name == "fp8_ds_mla":  # of latent rows alone: this model has none
+            lines.append(f"| `{name}` | {storage.note} | – | – | – |")
+            continue
         rate = kv_report(spec, kv_dtype=name)["kv_bytes_per_token_growing"]
         each = rate / costs.kv_bytes_per_token(spec, 1)
         note = storage.note or f"{storage.block_bytes} bytes a value"

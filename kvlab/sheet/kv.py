@@ -135,6 +135,12 @@ def kv_report(
     require_whole("batch", batch)
     require_whole("block_size", block_size, 1, 2**20)
     stored, storage = stored_model(spec, kv_dtype, tp, layout, mtp)
+    latent = layout == "latent" and any(layer.kind == "latent" for layer in spec.layers)
+    require(
+        latent or storage.name != "fp8_ds_mla",
+        f"kv dtype {storage.name}: the format of a latent row (MLA), and none is stored here for "
+        f"{spec.name}; expected fp8 or another",
+    )
     bare, _ = stored_model(spec, "bf16", tp, layout, mtp)  # as it is computed, without scales
     width, elements = storage.bytes_per_element, costs.kv_bytes_per_token(bare, 1)
     rate = costs.kv_bytes_per_token(stored, width)

@@ -130,7 +130,9 @@ def test_play_moves_nothing_else_and_every_mark_stays_in_its_box(widget_page):
         page.keyboard.press("ArrowRight")
         said = page.locator(".kvlab-said .kvlab-say").inner_text()
         row = CostTable(prompt=16, decode=48).rows(step)[3]
-        assert said.startswith(f"Step {step}: {row[1]} without a cache so far, {row[2]} with one")
+        assert said.startswith(
+            f"Step {step}: {row[1]} without a cache so far, {row[3]} times the {row[2]} with one"
+        )
         outside = page.locator(".kvlab svg").first.evaluate(
             """image => [...image.children].filter(mark => {
             const [b, v] = [mark.getBBox(), image.viewBox.baseVal];

@@ -5,8 +5,8 @@ const MAX_PROMPT = 131072;
 const MAX_DECODE = 32768;
 const RUNS = { "Short prompt": [16, 48], "Running example": [2048, 512] };
 const COST_STYLE = `
-.kvc-large { display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 0.6rem; margin: 0 0 0.5rem; }
-.kvc-large div { min-width: 0; font-size: 0.85rem; color: var(--kv-muted); }
+.kvc-large { display: grid; grid-template-columns: 1fr 1.15fr 0.8fr; gap: 0.6rem; margin: 0 0 0.5rem; }
+.kvc-large div { min-width: 0; font-size: clamp(0.7rem, 3vw, 0.85rem); white-space: nowrap; color: var(--kv-muted); }
 .kvc-large strong { display: block; font-size: clamp(0.9rem, 3.8vw, 1.7rem); line-height: 1.2; white-space: nowrap; font-variant-numeric: tabular-nums; color: var(--kv-fg); }
 .kvc-bars { margin: 0.5rem 0; overflow: hidden; }
 .kvc-bars div { height: 1.1rem; min-width: 1px; border-radius: 2px; margin: 0 0 0.2rem; }
@@ -126,8 +126,8 @@ function render({ model, el }) {
     view.setCaption(`${spec.name}, after step ${format.integer(t)} of ${format.integer(n)}: context s = ${format.integer(s)}`);
     view.update(rows);
     [without.textContent, cached.textContent, memory.textContent] = [rows[3][1], rows[3][2], rows[8][2]];
-    const sentence = `Step ${format.integer(t)}: ${rows[3][1]} without a cache so far, ${rows[3][2]} with one, `
-      + `${rows[3][3]} times as much. The cache keeps ${rows[8][2]} for it.`;
+    const sentence = `Step ${format.integer(t)}: ${rows[3][1]} without a cache so far, ${rows[3][3]} times `
+      + `the ${rows[3][2]} with one. The cache keeps ${rows[8][2]} for it.`;
     const { picture, unit } = heaps({ p, n, t }, sentence);
     canvas.replaceChildren(picture);
     square.textContent = `Above the line: a square is ${unit === 1 ? "one token" : `${format.number(unit, 1)} tokens`} sent through the model. `
