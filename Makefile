@@ -44,6 +44,7 @@ help:
 	@echo "make colab       the chapters on Colab's versions; make newest, make transformers4: on others"
 	@echo "make long        the tests with long property runs"
 	@echo "make bench       measure decoding, and the built pages, on this machine (NAME=cpu-mine: beside)"
+	@echo "make gpu         check and measure the kernel and the engine on this machine's GPU"
 	@echo "make address URL=https://github.com/OWNER/REPOSITORY   set the public address everywhere"
 	@echo "make clean       remove what was built; make distclean also removes the environment"
 
@@ -126,6 +127,10 @@ long: $(BOOK) browser checkpoint
 
 bench: $(BOOK) browser checkpoint
 	env -u OMP_WAIT_POLICY $(PY) -m bench $(if $(NAME),--name $(NAME))
+
+gpu: $(ENV)
+	$(PY) -m bench.gpu
+.PHONY: gpu
 
 address: $(ENV)
 	@test -n "$(URL)" || { echo "Say which: make address URL=https://github.com/OWNER/REPOSITORY"; exit 1; }

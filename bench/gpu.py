@@ -1,10 +1,20 @@
-"""python -m bench.gpu [--quick] [--check] [--out FILE]: time the kernel on this GPU.
+"""python -m bench.gpu: what the kernel and the engine do on this GPU, in under eight minutes.
 
-Correctness first: a wrong kernel is not timed. Then CUDA events over shapes, with the second-level
-cache flushed before each sample, against the copy bandwidth measured in the same run and against
-torch's own attention on contiguous K and V (FlashInfer and flash-attn where installed). The record
-says hardware, versions, date and every sample; keep it in data/measurements/. Without a GPU it
-says so and ends.
+    make gpu                        or, in a clone and after pip install '.[checkpoint]',
+    python -m bench.gpu
+    python -m bench.gpu --only kernel    one part; --minutes 3: no shape is begun after that
+
+Four parts, and after each the record is written, so a run that breaks off leaves what it has:
+
+    kernel    irregular shapes against float64; a kernel that is wrong is not timed
+    roofs     a copy, a stream of reads, matrix products: what everything else is held against
+    engine    the checkpoint, decoded by the engine with the kernel and with torch, in turns
+    shapes    the kernel by CUDA events, the second-level cache flushed before each sample, against
+              the copy and torch's own attention on contiguous K and V (and FlashInfer, flash-attn
+              where they are installed)
+
+The record (data/measurements/gpu_NAME.json) holds card, versions, date and every sample; the last
+lines on the screen hold it against the goals. Without a GPU it says so and ends.
 """
 
 from __future__ import annotations
@@ -12,13 +22,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import platform
+import re
 import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,12 +36,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvlab.kernels import KernelError
+from bench import record as records
+from kvlab.checkpoint import CheckpointError, load
+from kvlab.configs import preset
+from kvlab.engine import Engine
+from kvlab.fast import products_for
+from kvlab.kernels import KernelError, choose_backend
 from kvlab.kernels import paged_decode as kernels
-from kvlab.kernels.choose import half_dtype
 from kvlab.kernels.paged_decode import kernel_device, paged_decode
 from kvlab.kernels.reference import paged_decode_reference
-from kvlab.notebook.measure import gpu_seconds, gpu_seconds_of_a_copy
+from kvlab.model import Decoder, random_weights
+from kvlab.notebook.measure import (
+    gpu_seconds,
+    gpu_seconds_of_a_copy,
+    matrix_flops_per_second,
+    streamed_bytes_per_second,
+)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 COPIED_BYTES = 2**30
@@ -56,8 +76,9 @@ class Shape:
         return rows * 2 * self.head_dim * bytes_per_element
 
 
-QUICK = [Shape(1, 8192), Shape(8, 4096), Shape(64, 2048)]
+#: The first three decide; the rest follow while there is time.
 SHAPES = [
+    *[Shape(1, 8192), Shape(8, 4096), Shape(64, 2048)],
     *[Shape(batch, s) for s in (512, 2048, 8192, 32768) for batch in (1, 4, 16, 64)],
     *[Shape(16, 8192, block_size=size) for size in (1, 8, 32, 64, 256)],
     *[Shape(1, 32768, num_splits=splits) for splits in (1, 2, 4, 8, 16, 32, 64)],
@@ -167,7 +188,101 @@ def other_kernels(
     return calls
 
 
-# -- one shape, and the whole record ----------------------------------------------------
+# -- the four parts ---------------------------------------------------------------------
+# Each takes the record so far and yields its own entry, again and again while it grows.
+
+
+def kernel_part(record: Mapping[str, Any], device: str = "cuda") -> Iterator[list]:
+    yield check_results([torch.float32, dtype_of(record)], device)
+
+
+def roofs_part(record: Mapping[str, Any], device: str = "cuda") -> Iterator[dict]:
+    copied, dtypes = gpu_seconds_of_a_copy(COPIED_BYTES), {torch.float32, dtype_of(record)}
+    yield {
+        "copy": {
+            "bytes_per_second": 2 * COPIED_BYTES / statistics.median(copied), "seconds": copied,
+        },
+        "streamed_bytes_per_second": streamed_bytes_per_second(device=device),
+        "matrix_flops_per_second": {
+            str(dtype): matrix_flops_per_second(dtype, device=device) for dtype in dtypes
+        },
+    }  # fmt: skip
+
+
+def dtype_of(record: Mapping[str, Any]) -> torch.dtype:
+    return getattr(torch, record["dtype"])
+
+
+def the_model(dtype: torch.dtype, device: str) -> tuple[Decoder, str]:
+    """The checkpoint, and what it is; random weights of its shape where it cannot be fetched."""
+    try:
+        checkpoint = load(device=device, dtype=dtype)
+        return checkpoint.model, checkpoint.source
+    except CheckpointError as error:
+        spec = preset("smollm2-135m")
+        weights = {k: w.to(device, dtype) for k, w in random_weights(spec).items()}
+        model = Decoder(spec, weights, products_for(torch.device(device)))
+        return model, f"random weights of {spec.name}'s shape, because: {error}"
+
+
+def engine_run(model: Decoder, attention: str, prompts: list[list[int]], count: int) -> tuple:
+    """(ids of each prompt, seconds of each step in which every request decodes one token)."""
+    seconds, last = [], [0.0]
+
+    def on_step(step) -> None:
+        now = time.perf_counter()  # a step has read its ids back: the GPU is done
+        if len(step.batch.token_ids) == len(prompts):
+            seconds.append(now - last[0])
+        last[0] = now
+
+    blocks = 1 + sum(-(-(len(prompt) + count) // 16) for prompt in prompts)
+    engine = Engine(
+        model, num_blocks=blocks, prefix_caching=False, attention=attention, on_step=on_step,
+        max_num_seqs=len(prompts), max_num_batched_tokens=2048,
+    )  # fmt: skip
+    outputs = engine.generate(prompts, max_new_tokens=count, progress=False)
+    return [output.token_ids for output in outputs], seconds[1:]
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [(7919 * (seed + 1) + 31 * i * i) % 40_000 for i in range(length)]
+
+
+def engine_part(
+    record: Mapping[str, Any],
+    device: str = "cuda",
+    batches: tuple[int, ...] = (1, 16, 64),
+    context: int = 1024,
+    count: int = 48,
+    rounds: int = 2,
+) -> Iterator[dict]:
+    """The same requests through both ways to attend: same ids in float32, then the pace."""
+    model, source = the_model(torch.float32, device)
+    ragged = [prompt_of(n, n) for n in (1, 15, 16, 17, 130, 257)]
+    runs = {name: engine_run(model, name, ragged, count)[0] for name in ("triton", "torch")}
+    pairs = list(zip(runs["triton"], runs["torch"], strict=True))
+    entry: dict[str, Any] = {
+        "weights": source,
+        "same_ids_float32": sum(ours == theirs for ours, theirs in pairs),
+        "of_requests": len(pairs),
+        "context": context,
+        "batches": [],
+    }
+    yield entry
+    model, _ = the_model(dtype_of(record), device)
+    for batch in batches:
+        prompts = [prompt_of(context, i) for i in range(batch)]
+        steps: dict[str, list[float]] = {"triton": [], "torch": []}
+        for turn in range(1 + rounds):
+            for name, kept in steps.items():
+                _, seconds = engine_run(model, name, prompts, count)
+                kept += seconds if turn else []  # the first turn compiles and warms up
+        entry["batches"].append({
+            "batch": batch,
+            "step_seconds": steps,
+            "tokens_per_second": {k: batch / statistics.median(v) for k, v in steps.items()},
+        })  # fmt: skip
+        yield entry
 
 
 def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> dict[str, Any]:
@@ -195,14 +310,86 @@ def time_shape(shape: Shape, dtype: torch.dtype, copied_per_second: float) -> di
     return row
 
 
-def record(shapes: list[Shape]) -> dict[str, Any]:
-    """Check, then time every shape; all that is needed to read the numbers later."""
+def shapes_part(
+    record: Mapping[str, Any], device: str = "cuda", shapes: list[Shape] | None = None
+) -> Iterator[list]:
+    """The shapes that decide first; one that the card has no room for is part of the record."""
+    rows: list[dict] = []
+    for shape in shapes or SHAPES:
+        try:
+            rows.append(
+                time_shape(shape, dtype_of(record), record["roofs"]["copy"]["bytes_per_second"])
+            )
+        except torch.OutOfMemoryError as error:
+            rows.append({**asdict(shape), "failed": {"kvlab": str(error)[:200]}})
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        yield rows
+
+
+PARTS: dict[str, Callable[..., Iterator]] = {
+    "kernel": kernel_part, "roofs": roofs_part, "engine": engine_part, "shapes": shapes_part,
+}  # fmt: skip
+#: A part says nothing without those: a wrong kernel is not timed, and a time needs its roof.
+NEEDS = {"engine": {"kernel", "roofs"}, "shapes": {"kernel", "roofs"}}
+
+
+# -- what it is held against ------------------------------------------------------------
+
+#: What is compared -> (reach, aim, how to read it off a row of `shapes`). Ratios of one run.
+GOALS: dict[str, tuple[float, float, Callable[[dict], float | None]]] = {
+    "K and V bytes a second / copy": (0.75, 0.85, lambda row: row["share_of_copy"]),
+    "speed / torch's best, contiguous": (
+        1.0, 1.1, lambda row: min(
+            (v for k, v in row["times_as_fast_as"].items() if k.startswith("torch")), default=None
+        ),
+    ),
+    "speed / FlashInfer": (0.8, 0.95, lambda row: row["times_as_fast_as"].get("flashinfer")),
+}  # fmt: skip
+
+
+def against_goals(record: Mapping[str, Any]) -> list[str]:
+    """A line a goal: over shapes of 2,048 tokens or more whose K and V the L2 cannot hold."""
+    long = [
+        row
+        for row in record.get("shapes", [])
+        if "kvlab" in row.get("seconds", {}) and row["seq_len"] >= 2048
+        and row["num_splits"] is None and row["kv_bytes"] > (record["l2_bytes"] or 0)
+    ]  # fmt: skip
+    lines = [f"{'':34}{'reach':>7}{'aim':>7}{'median':>8}{'worst':>7}  shapes"]
+    for name, (reach, aim, read) in GOALS.items():
+        values = [value for row in long if (value := read(row)) is not None]
+        if not values:
+            lines.append(f"{name:34}{reach:7.2f}{aim:7.2f}       not measured")
+            continue
+        middle = statistics.median(values)
+        verdict = "aim met" if middle >= aim else "reached" if middle >= reach else "MISSED"
+        lines.append(
+            f"{name:34}{reach:7.2f}{aim:7.2f}{middle:8.2f}{min(values):7.2f}  "
+            f"{len(values)}: {verdict}"
+        )
+    if engine := record.get("engine"):
+        same, of = engine["same_ids_float32"], engine["of_requests"]
+        lines.append(f"engine, kernel and torch: the same ids for {same} of {of} requests, float32")
+        for case in engine["batches"]:
+            pace = case["tokens_per_second"]
+            lines.append(
+                f"engine, batch {case['batch']} at {engine['context']} tokens: "
+                f"{pace['triton']:,.0f} tokens/s with the kernel, {pace['torch']:,.0f} with torch, "
+                f"{pace['triton'] / pace['torch']:.2f} times"
+            )
+    return [*lines, *(f"{part} broke off: {why}" for part, why in record["failed"].items())]
+
+
+# -- the run ----------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    """The card, and all else that is needed to read the numbers later."""
     properties = torch.cuda.get_device_properties(0)
-    dtype, why = half_dtype(torch.cuda.get_device_capability(0))
-    checked = check_results([torch.float32, dtype])
-    copied = gpu_seconds_of_a_copy(COPIED_BYTES)
-    copied_per_second = 2 * COPIED_BYTES / statistics.median(copied)
+    backend = choose_backend("cuda", "triton")
     return {
+        "about": "written by `python -m bench.gpu`; see its docstring",
         "hardware": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "num_multiprocessors": properties.multi_processor_count,
@@ -214,41 +401,58 @@ def record(shapes: list[Shape]) -> dict[str, Any]:
             "triton": kernels.triton.__version__,
             "cuda": torch.version.cuda,
         },
-        "date": datetime.now(UTC).date().isoformat(),
-        "dtype": str(dtype).removeprefix("torch."),
-        "dtype_reason": why,
-        "checked": checked,
-        "copy": {"bytes_per_second": copied_per_second, "seconds": copied},
-        "rows": [time_shape(shape, dtype, copied_per_second) for shape in shapes],
+        "date": records.today(),
+        "dtype": str(backend.dtype).removeprefix("torch."),
+        "dtype_reason": backend.dtype_reason,
+        "chosen_by_itself": choose_backend("cuda").reason,
     }
 
 
+def measure(
+    record: dict[str, Any], only: list[str], seconds: float, path: Path, device: str = "cuda"
+) -> dict[str, Any]:
+    """Run the parts, write the record whenever one has grown, and say on stderr how far it is."""
+    start = time.perf_counter()
+    record["failed"] = {}
+    asked = set(only).union(*(NEEDS.get(name, set()) for name in only))
+    for name in (part for part in PARTS if part in asked):
+        try:
+            if missing := NEEDS.get(name, set()) - set(record):
+                raise KernelError(f"it says nothing without {' and '.join(sorted(missing))}")
+            for entry in PARTS[name](record, device):
+                record[name], spent = entry, time.perf_counter() - start
+                records.replace_file(path, record)
+                size = f", {len(entry)} rows" if isinstance(entry, list) else ""
+                print(f"{spent:5.0f} s  {name}{size}", file=sys.stderr, flush=True)
+                if spent > seconds:
+                    break
+        except Exception as error:  # the other parts still say what they can
+            record["failed"][name] = f"{type(error).__name__}: {error}"
+            records.replace_file(path, record)
+            print(f"       {name}: {record['failed'][name]}", file=sys.stderr, flush=True)
+    return record
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Command line. Exit status 1 only when the kernel is wrong on this GPU."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three shapes instead of all")
-    parser.add_argument("--check", action="store_true", help="only compare with float64")
-    parser.add_argument("--out", type=Path, help="write the JSON record here, not to the screen")
+    """Command line. Exit status 1 where a part broke off, a wrong kernel among them."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--minutes", type=float, default=6, help="begin no shape after that")
+    parser.add_argument("--out", type=Path, help="the record; by default in data/measurements")
     options = parser.parse_args(arguments)
     if kernel_device() != "cuda":
         print("no GPU to measure on (or Triton's interpreter is switched on): nothing was timed.")
         print("`python -m kvlab.kernels.report` says what the kernel compiles to without a GPU.")
         return 0
-    try:
-        if options.check:
-            dtype, _ = half_dtype(torch.cuda.get_device_capability(0))
-            rows = check_results([torch.float32, dtype])
-            print(f"{len(rows)} cases agree with float64; see `tests/test_kernels.py` for more")
-            return 0
-        text = json.dumps(record(QUICK if options.quick else SHAPES), indent=1)
-    except KernelError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
-    print(f"written to {options.out}" if options.out else text)
-    return 0
+    record = machine()
+    name = re.sub(r"[^a-z0-9]+", "-", record["hardware"].lower())
+    path = options.out or records.FOLDER / f"gpu_{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{record['hardware']}, {record['dtype']}: {record['dtype_reason']}", file=sys.stderr)
+    record = measure(record, options.only, 60 * options.minutes, path)
+    print("\n".join(against_goals(record)))
+    print(f"written to {path}")
+    return int(bool(record["failed"]))
 
 
 if __name__ == "__main__":

@@ -59,25 +59,25 @@ def write(name: str, cases: dict[str, object], machine: dict[str, object]) -> Pa
     old = json.loads(path.read_text("utf-8")) if path.is_file() else {"cases": {}}
     record = {
         "about": "written by `python -m bench`; every ratio compares calls timed in turns",
-        "date": _today(),
+        "date": today(),
         "machine": machine,
         "cases": {**old["cases"], **cases},
     }
-    return _replace(path, record)
+    return replace_file(path, record)
 
 
 def write_hardware(name: str, device: HardwareSpec) -> Path:
     """data/hardware/NAME.json: the machine's own roofs, beside those of the datasheets."""
     facts = {key: value for key, value in asdict(device).items() if value is not None}
-    facts["source"] = f"{device.source}, by `python -m bench` on {_today()}"
-    return _replace(DATA_DIR / "hardware" / f"{name}.json", facts)
+    facts["source"] = f"{device.source}, by `python -m bench` on {today()}"
+    return replace_file(DATA_DIR / "hardware" / f"{name}.json", facts)
 
 
-def _today() -> str:
+def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
 
-def _replace(path: Path, facts: dict[str, object]) -> Path:
+def replace_file(path: Path, facts: dict[str, object]) -> Path:
     """Write a file whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

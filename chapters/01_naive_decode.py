@@ -96,6 +96,12 @@ model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 print(spec.num_layers, "layers,", spec.num_heads, "query heads,", spec.num_kv_heads, "KV heads")
 
+# %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
+from kvlab.notebook.measure import runtime
+
+print(runtime(model))
+
 # %%
 prompt = "The capital of France is Paris. The capital of Italy is"
 prompt_ids = checkpoint.encode(prompt)

@@ -69,6 +69,12 @@ model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 prompt_ids = checkpoint.encode("The capital of France is Paris. The capital of Italy is")
 
+# %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
+from kvlab.notebook.measure import runtime
+
+print(runtime(model))
+
 # %% [markdown]
 # ## Keep K and V, feed one token
 #

@@ -288,6 +288,12 @@ prompt_ids = checkpoint.encode("A library keeps its books in any order, because"
 cache = PagedKVCache(spec, 32, 4, device=model.device)
 my_table = [17, 3, 28, 9, 30, 12, 1, 22]
 
+# %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
+from kvlab.notebook.measure import runtime
+
+print(runtime(model))
+
 
 # %%
 def attend(layer, query, key, value):

@@ -321,6 +321,7 @@ device = runs_on or "cpu"
 how = {"cuda": "compiled, on this GPU", "cpu": "in Triton's interpreter", None: "in torch"}
 print("kernels of this chapter run", how[runs_on])
 print("an engine here decodes with", backend.reason)
+print("and loads its weights in", backend.dtype_reason)
 
 
 # %% [markdown]
@@ -580,14 +581,14 @@ table(rows, f"Floor of one layer's decode attention, {llama.name}, 16-bit, datas
 # %% [markdown]
 # ## Measured
 #
-# In a clone of the repository, `python -m bench.gpu` checks the kernel on the GPU it finds, times it
-# against a copy, against torch's attention on contiguous K and V, and against FlashInfer where that is
-# installed, and writes a record.
+# In a clone of the repository, `make gpu` checks the kernel on the GPU it finds, times it against a
+# copy, against torch's attention on contiguous K and V, and against FlashInfer where that is installed,
+# and writes a record.
 
 # %%
-from kvlab.notebook.bench_record import against_roofline, measurement_records
+from kvlab.notebook.bench_record import against_roofline, gpu_records
 
-records = measurement_records()
+records = gpu_records()
 for record in records:
     shapes = against_roofline(record)
     labels = [f"{row['sequences']} x {row['tokens']:,}" for row in shapes]
@@ -685,7 +686,7 @@ for entry in [f for f in all_faults() if f.layer == "kernel"]:
 # %% [markdown]
 # One more is no bug of a kernel, but of testing one: the interpreter's `tl.dot` multiplies the raw bits
 # of bf16 numbers. kvlab widens them there, and checks bf16 on a device when there is one. And a kernel
-# that is right in the interpreter may still fail on a GPU. `python -m bench.gpu --check` runs the same
+# that is right in the interpreter may still fail on a GPU. `make gpu` begins with the same
 # comparison on the card.
 
 # %% [markdown]

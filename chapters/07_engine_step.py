@@ -285,6 +285,12 @@ print(checkpoint.source)
 texts = ("The capital of France is", "One, two, three, four,", "Water boils at")
 prompts = [checkpoint.encode(text) for text in texts]
 
+# %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
+from kvlab.notebook.measure import runtime
+
+print(runtime(model))
+
 # %%
 scheduler = make_scheduler(num_blocks=65, block_size=16, max_num_batched_tokens=8)
 runner = ModelRunner(model, num_blocks=65, block_size=16)

@@ -178,6 +178,12 @@ checkpoint = load(dtype=torch.float32)  # on the GPU if there is one; exact enou
 model, spec = checkpoint.model, checkpoint.spec
 print(checkpoint.source)
 
+# %% tags=["nbval-ignore-output"]
+# Depends on the machine: yours may differ.
+from kvlab.notebook.measure import runtime
+
+print(runtime(model))
+
 
 # %%
 def forward(num_new, cached, rows):
@@ -338,6 +344,15 @@ table(rows, "One step at context 96 on this machine, fp32: roofline and clock")
 # shapes, on a machine that may have been busier. One that falls short has a reason. For one sequence
 # the next part looks for it. A batch has a second one: its products read each weight once, as planned,
 # but a library may take several times as long for a few rows as for one.
+
+# %% [markdown]
+# On a GPU the same holds, with other numbers: `make gpu` times the engine with the kernel of chapter 6
+# and with torch, against the roofs that it measures on the card.
+
+# %% tags=["hide-input"]
+from kvlab.notebook.bench_record import gpu_records, show_engine_on_gpus
+
+show_engine_on_gpus(spec, gpu_records())
 
 # %% [markdown]
 # ### The gap has a name

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pretend_gpu import GPU, PretendGpu, on_the_gpu
 from small_models import tiny_spec
+from test_families import CASES, config_of
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensorDeviceMismatchError,
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 
 from kvlab.attention import CachedAttention, UncachedAttention
 from kvlab.cache import ConcatenatedKVCache, ContiguousKVCache
+from kvlab.configs import read_config
 from kvlab.engine import Engine
 from kvlab.fast import products_for
 from kvlab.generate import cached_generate, naive_generate, padded_generate, paged_generate
@@ -27,12 +29,7 @@ from kvlab.kernels.paged_decode import misfits
 from kvlab.model import Decoder, random_weights
 from kvlab.paged import PagedAttention, PagedKVCache
 from kvlab.sampling import NgramProposer, Sampler, SamplingParams
-from kvlab.specs import RopeSpec
 
-LONG = {
-    "short_factor": (1.0,) * 4, "long_factor": (4.0,) * 4,
-    "original_max_position_embeddings": 8, "max_position_embeddings": 96,
-}  # fmt: skip
 SPECS = {
     "full": tiny_spec(),
     "windows": tiny_spec(window=3),
@@ -40,8 +37,11 @@ SPECS = {
         tiny_spec(), layers=(*tiny_spec(window=3).layers[:2], tiny_spec().layers[2])
     ),
     "own head": tiny_spec(tie_word_embeddings=False),
-    "longrope": tiny_spec(rope=RopeSpec(10_000.0, 8, "longrope", tuple(sorted(LONG.items())))),
-}
+    **{
+        f"{family}-{name}": read_config(config_of(family, **changes))
+        for (family, name), changes in CASES.items()
+    },
+}  # fmt: skip
 
 
 def model_on_gpu(spec) -> Decoder:

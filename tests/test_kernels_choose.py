@@ -66,7 +66,7 @@ def test_the_trial_passes_here_and_reports_a_wrong_or_broken_kernel(monkeypatch)
 def test_choose_backend_on_this_machine() -> None:
     chosen = choose.choose_backend("cpu")
     assert chosen.name == "torch" and chosen.attention is PagedAttention
-    assert chosen.dtype == torch.float32 and "fp32" in chosen.reason
+    assert chosen.dtype == torch.float32 and "fp32" in chosen.dtype_reason
     asked = choose.choose_backend("cpu", prefer="triton")
     assert asked.name == "triton" and asked.attention is choose.KernelPagedAttention
     with pytest.raises(KernelError, match="expected 'triton', 'torch'"):

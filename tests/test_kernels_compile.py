@@ -8,7 +8,6 @@ import pytest
 
 from kvlab.kernels import report
 from kvlab.kernels.splits import choose_tile
-from kvlab.notebook.bench_record import against_roofline, measurement_records
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +100,3 @@ def test_the_record_that_the_chapter_shows_is_what_compiles_now(rows) -> None:
         assert old == {k: v for k, v in new.items() if k not in texts}, (
             "run python -m kvlab.kernels.report --record data/kernel_report.json"
         )
-
-
-def test_a_bench_record_is_set_beside_its_prediction() -> None:
-    row = {"num_seqs": 2, "seq_len": 64, "kv_bytes": 4096, "seconds": {"kvlab": [3.0, 1.0, 2.0]}}
-    record = {"copy": {"bytes_per_second": 2048.0}, "rows": [row]}
-    assert against_roofline(record) == [
-        {"sequences": 2, "tokens": 64, "predicted_seconds": 2.0, "measured_seconds": 2.0}
-    ]
-    assert measurement_records() == sorted(measurement_records(), key=lambda r: r["date"])

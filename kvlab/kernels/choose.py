@@ -108,11 +108,12 @@ def choose_dtype(device: torch.device | str) -> tuple[torch.dtype, str]:
 
 @dataclass(frozen=True)
 class Backend:
-    """What was chosen: name ("triton" or "torch"), why, and with which dtype to load a model."""
+    """What was chosen: name ("triton" or "torch") and the dtype to load in, each with a reason."""
 
     name: str
     reason: str
     dtype: torch.dtype
+    dtype_reason: str
     attention: type[PagedAttention]
 
 
@@ -188,4 +189,4 @@ def choose_backend(device: str | None = None, prefer: str | None = None) -> Back
             interpreted=kernels.INTERPRETED,
         )
     attention = KernelPagedAttention if name == "triton" else PagedAttention
-    return Backend(name, f"{reason}. {why}", dtype, attention)
+    return Backend(name, reason, dtype, why, attention)

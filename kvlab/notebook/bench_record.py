@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
+from pathlib import Path
 
+import torch
+
+from kvlab import costs
 from kvlab.notebook.display import figure, say, table
 from kvlab.sheet import units
-from kvlab.specs import DATA_DIR
+from kvlab.specs import DATA_DIR, ModelSpec
 
 Record = Mapping[str, dict]
 
@@ -148,24 +152,70 @@ def say_products(record: Record) -> None:
         )
 
 
-# -- the kernel on a GPU, as `python -m bench.gpu` records it ------------------------------------
+# -- a GPU, as `make gpu` records it -------------------------------------------------------------
 
 
-def measurement_records() -> list[dict]:
-    """Every kernel record in data/measurements, oldest first. Empty until somebody makes one."""
-    paths = sorted((DATA_DIR / "measurements").glob("kernel_*.json"))
-    records = [json.loads(path.read_text("utf-8")) for path in paths]
+def gpu_records(folder: Path = DATA_DIR / "measurements") -> list[dict]:
+    """Every record of a GPU in data/measurements, oldest first. Empty until somebody makes one."""
+    records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("gpu_*.json"))]
     return sorted(records, key=lambda record: record["date"])
 
 
 def against_roofline(record: dict) -> list[dict]:
-    """One row a shape of a record: predicted seconds (KV bytes at copy bandwidth) and measured."""
-    return [
-        {
+    """A row for each number of sequences and tokens: predicted seconds and measured ones.
+
+    Predicted are the bytes of K and V at the pace of the card's own copy.
+    """
+    rows = {
+        (row["num_seqs"], row["seq_len"]): {
             "sequences": row["num_seqs"],
             "tokens": row["seq_len"],
-            "predicted_seconds": row["kv_bytes"] / record["copy"]["bytes_per_second"],
+            "predicted_seconds": row["kv_bytes"] / record["roofs"]["copy"]["bytes_per_second"],
             "measured_seconds": statistics.median(row["seconds"]["kvlab"]),
         }
-        for row in record["rows"]
+        for row in record.get("shapes", [])
+        if "kvlab" in row.get("seconds", {}) and row["num_splits"] is None
+        and (row["block_size"], row["num_heads"], row["num_kv_heads"]) == (16, 32, 8)
+    }  # fmt: skip
+    return [rows[key] for key in sorted(rows)]
+
+
+def engine_against_roofline(record: dict, spec: ModelSpec) -> list[dict]:
+    """A row a batch size: the floor of an engine's step, and its seconds with kernel and torch.
+
+    The floor is the bytes of a step (all weights once, K and V of every request) over the bytes a
+    second that the card was measured to read. spec is the model that the record ran.
+    """
+    engine, width = record.get("engine", {"batches": []}), getattr(torch, record["dtype"]).itemsize
+    weights = costs.weight_bytes(costs.streamed_params(spec), width)
+    return [
+        {
+            "batch": case["batch"],
+            "floor_seconds": costs.memory_seconds(
+                weights + case["batch"] * costs.kv_bytes(spec, engine["context"], width),
+                record["roofs"]["streamed_bytes_per_second"],
+            ),
+            **{k: statistics.median(steps) for k, steps in case["step_seconds"].items()},
+        }
+        for case in engine["batches"]
     ]
+
+
+def show_engine_on_gpus(spec: ModelSpec, records: list[dict]) -> None:
+    """A table for each record of a GPU: an engine's step beside its floor."""
+    for record in records:
+        rows = [
+            {
+                "requests": row["batch"],
+                "floor, ms": f"{1e3 * row['floor_seconds']:.2f}",
+                "with the kernel, ms": f"{1e3 * row['triton']:.2f}",
+                "with torch, ms": f"{1e3 * row['torch']:.2f}",
+                "kernel / floor": f"{row['triton'] / row['floor_seconds']:.1f}",
+            }
+            for row in engine_against_roofline(record, spec)
+        ]
+        if rows:
+            at = f"{record['engine']['context']:,} tokens each, {record['dtype']}"
+            table(rows, f"One step of the engine on {record['hardware']}, {record['date']}: {at}")
+    if not records:
+        say("**No GPU's record stands in `data/measurements/` yet.** `make gpu` makes one.")

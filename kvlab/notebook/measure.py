@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kvlab.kernels import choose_backend
+from kvlab.model import Decoder
 from kvlab.specs import HardwareSpec
 
 # --- counting ---------------------------------------------------------------------------------
@@ -121,6 +123,29 @@ def memory_bytes() -> int:
         return 0
 
 
+def runtime(model: Decoder) -> str:
+    """One line: the device that a model decodes on, its dtype, and what attends there, and why."""
+    device, chosen = model.device, choose_backend(str(model.device))
+    where = f"{device_name(device)}, {memory_bytes() / 1e9:.1f} GB"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        free, total = (each / 1e9 for each in torch.cuda.mem_get_info(device))
+        where = f"{device_name(device)}, compute capability {major}.{minor}, "
+        where += f"{free:.1f} of {total:.1f} GB free"
+    dtype = str(model.dtype).removeprefix("torch.")
+    if model.dtype != chosen.dtype:
+        dtype += f" (left to itself, load() takes {chosen.dtype_reason})"
+    return f"{where}. Weights in {dtype}. Loops attend in torch, an engine in {chosen.reason}."
+
+
+def device_name(device: torch.device | str = "cpu") -> str:
+    """The card's name, or the processor's with the number of threads."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
 def measured_hardware(
     rounds: int = 5,
     dtypes: Mapping[str, torch.dtype] | None = None,
@@ -136,15 +161,10 @@ def measured_hardware(
             for name, dtype in (dtypes or {"fp32": torch.float32}).items()
         }
         bandwidth = streamed_bytes_per_second(rounds=rounds, device=device)
-    if torch.device(device).type == "cuda":
-        card = torch.cuda.get_device_properties(device)
-        name, memory = card.name, card.total_memory
-    else:
-        threads = torch.get_num_threads()
-        name, memory = f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}", memory_bytes()
+    on_gpu = torch.device(device).type == "cuda"
     return HardwareSpec(
-        name=name,
-        memory_bytes=memory,
+        name=device_name(device),
+        memory_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else memory_bytes(),
         bandwidth_bytes_per_second=bandwidth,
         peak_flops_per_second=peaks,
         source=f"measured with torch {torch.__version__}",
