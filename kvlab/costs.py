@@ -146,8 +146,8 @@ def _layer_attention_flops(spec: ModelSpec, num_pairs):
 
 
 def attention_flops_cached_step(spec: ModelSpec, context):
-    """One query against `context` keys."""
-    return attention_flops(spec, context)
+    """One query against `context` keys, or those of them that a layer's window leaves."""
+    return cached_run_attention_flops(spec, context - 1, 1)
 
 
 def attention_flops_uncached_step(spec: ModelSpec, context):
@@ -155,7 +155,7 @@ def attention_flops_uncached_step(spec: ModelSpec, context):
 
     The exact count, `causal_pairs(s, s)`, has s / 2 pairs more (the diagonal's other half).
     """
-    return _divide(attention_flops(spec, context**2), 2)
+    return uncached_run_attention_flops(spec, context - 1, 1)
 
 
 def key_rotation_flops(spec: ModelSpec, num_tokens):
@@ -184,13 +184,31 @@ def uncached_run_projection_flops(num_parameters, prompt, decode):
 
 
 def cached_run_attention_flops(spec: ModelSpec, prompt, decode):
-    """Attention of n cached decode forwards."""
-    return attention_flops(spec, sum_of_contexts(prompt, decode))
+    """Attention of n cached decode forwards: s pairs a step and layer, or the layer's window."""
+    pairs = sum(
+        count * window_pairs(layer, decode, prompt + decode) for count, layer in spec.layer_groups
+    )
+    return _layer_attention_flops(spec, pairs)
 
 
 def uncached_run_attention_flops(spec: ModelSpec, prompt, decode):
-    """Attention of n decode forwards that recompute every token, s^2 / 2 pairs a step."""
-    return _divide(attention_flops(spec, sum_of_squared_contexts(prompt, decode)), 2)
+    """Attention of n decode forwards that recompute every token, s^2 / 2 pairs a step.
+
+    A window of w hides (s - w)^2 / 2 of them.
+    """
+    pairs = sum(
+        count * (sum_of_squared_contexts(prompt, decode) - _squares_hidden(layer, prompt, decode))
+        for count, layer in spec.layer_groups
+    )
+    return _divide(_layer_attention_flops(spec, pairs), 2)
+
+
+def _squares_hidden(layer: LayerSpec, prompt, decode):
+    """The sum of (s - w)^2 over the contexts s of n steps that are longer than the window w."""
+    if layer.window is None:
+        return 0
+    before, last = (max(0, n - layer.window) for n in (prompt, prompt + decode))
+    return sum_of_squared_contexts(before, last - before)
 
 
 def batch_step_flops(spec: ModelSpec, num_parameters, batch, context):
@@ -347,8 +365,12 @@ def kv_bytes(spec: ModelSpec, num_tokens, bytes_per_element=2):
 
 
 def kv_bytes_read_run(spec: ModelSpec, prompt, decode, bytes_per_element=2):
-    """K and V read by n cached decode steps (full attention on every layer)."""
-    return kv_bytes_per_token(spec, bytes_per_element) * sum_of_contexts(prompt, decode)
+    """K and V read by n cached decode steps: every row, or those that a layer's window leaves."""
+    return sum(
+        count * layer_kv_bytes_per_token(layer, bytes_per_element)
+        * window_pairs(layer, decode, prompt + decode)
+        for count, layer in spec.layer_groups
+    )  # fmt: skip
 
 
 def kv_bytes_copied_by_concatenation(spec: ModelSpec, prompt, decode, bytes_per_element=2):
@@ -363,13 +385,12 @@ def weight_bytes(num_parameters, bytes_per_element=2):
 
 def cached_step_bytes(spec: ModelSpec, num_parameters, context, bytes_per_element=2):
     """Bytes one cached step reads: the weights once, every cached K and V once."""
-    kv_read = context * kv_bytes_per_token(spec, bytes_per_element)
-    return weight_bytes(num_parameters, bytes_per_element) + kv_read
+    return run_bytes(spec, num_parameters, context - 1, 1, bytes_per_element)
 
 
 def batch_step_bytes(spec: ModelSpec, num_parameters, batch, context, bytes_per_element=2):
     """Bytes a step of a batch reads: the weights once for all, every sequence's K and V."""
-    kv_read = batch * context * kv_bytes_per_token(spec, bytes_per_element)
+    kv_read = batch * kv_bytes_read_run(spec, context - 1, 1, bytes_per_element)
     return weight_bytes(num_parameters, bytes_per_element) + kv_read
 
 

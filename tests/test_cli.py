@@ -72,7 +72,7 @@ def test_cost_of_a_config_file(tmp_path):
         (["models", "--kv-dtype", "int8_g128"], "row of 576 elements"),
         (["cost", "falcon-7b"], "give the number that a token uses (--params 8.03e9)"),
         (["cost", "mixtral-8x7b", "--params", "exact"], "Mixtral-8x7B (mixtral)"),
-        (["cost", "gpt-oss-20b"], "layers of kind sliding; expected full attention"),
+        (["cost", "jamba-v0.1", "--params", "1e9"], "recurrent; expected attention to all tokens"),
         (["cost", "deepseek-v3", "--params", "3.7e10"], "`kvlab kv` sizes this model's cache"),
     ],
 )

@@ -233,7 +233,32 @@ def test_exact_count_refuses_what_it_does_not_count():
         cost_report(replace(LLAMA, is_dense_llama=False), params="exact")
 
 
-def test_a_windowed_model_is_refused_not_charged_in_full():
-    window = replace(LLAMA.layers[0], kind="sliding", window=64)
-    with pytest.raises(SheetError, match="sliding"):
-        cost_report(replace(LLAMA, layers=(window,) * 32))
+@pytest.mark.parametrize(("prompt", "decode"), [(0, 1), (0, 90), (40, 50), (63, 2), (64, 1), (99, 7)])
+def test_a_windowed_run_is_charged_for_the_keys_that_its_windows_leave(prompt, decode):
+    """Layer by layer and step by step: min(s, w) keys of a window, s of a full layer."""
+    windows = (None, 64, 64, 7)
+    layers = tuple(
+        replace(LLAMA.layers[0], kind="sliding" if window else "full", window=window)
+        for window in windows
+    )
+    spec = replace(LLAMA, num_layers=4, layers=layers)
+    contexts = range(prompt + 1, prompt + decode + 1)
+    a_pair = 32 * costs.attention_flops_per_pair(128, 128)
+    left = sum(min(s, w or s) for s in contexts for w in windows)
+    assert costs.cached_run_attention_flops(spec, prompt, decode) == a_pair * left
+    assert costs.kv_bytes_read_run(spec, prompt, decode) == left * 8 * 256 * 2
+    squares = sum(s * s - max(0, s - (w or s)) ** 2 for s in contexts for w in windows)
+    assert costs.uncached_run_attention_flops(spec, prompt, decode) == a_pair * squares // 2
+    report = cost_report(spec, prompt, decode, params=1e9)
+    assert report["kv_bytes_read"] == left * 8 * 256 * 2
+    assert report["kv_bytes_final"] == costs.kv_bytes(spec, prompt + decode)
+    last = prompt + decode
+    assert costs.attention_flops_cached_step(spec, last) == a_pair * sum(
+        min(last, w or last) for w in windows
+    )
+
+
+def test_a_layer_that_does_not_attend_to_tokens_is_refused():
+    other = replace(LLAMA.layers[0], kind="linear")
+    with pytest.raises(SheetError, match="linear"):
+        cost_report(replace(LLAMA, layers=(other,) * 32))

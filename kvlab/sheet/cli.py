@@ -40,12 +40,16 @@ def print_cost(report: dict) -> None:
     ):
         uncached, cached = (units.flops(report[run][key]) for run in ("uncached", "cached"))
         print(f"{label:<14}{uncached:>18}{cached:>18}")
+    windows = "".join(
+        f"\nwindow of {int(window):<14,} {count} of {report['num_layers']} layers attend to no more"
+        for window, count in report["windows"].items()
+    )
     print(
         f"\nratio                    {report['ratio']:,.1f} x"
         f"\nattention share, cached  {report['attention_share']:.2%}"
         f"\nrows thrown away, last   {report['rows_discarded_last_step']:,}"
         f"\nKV per token             {units.amount(report['kv_bytes_per_token'])}"
-        f"\nKV at the end            {units.amount(report['kv_bytes_final'])}"
+        f"\nKV at the end            {units.amount(report['kv_bytes_final'])}{windows}"
         f"\nweights read             {units.amount(report['weight_bytes_read'])}"
         f"\nKV read                  {units.amount(report['kv_bytes_read'])}"
         f"\nintensity at s = {report['context_mid']:<8,}{report['intensity_mid']:.3f} FLOP/byte"

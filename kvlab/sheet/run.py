@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvlab import costs
 from kvlab.sheet.kv import SheetError, is_whole, require
 from kvlab.specs import LayerSpec, ModelSpec
@@ -33,21 +35,23 @@ def accounting_parameters(spec: ModelSpec, params: str | float) -> tuple[int, st
     return int(number), "coarse: the number given"
 
 
-def _require_full_attention(spec: ModelSpec) -> None:
+def _require_attention(spec: ModelSpec) -> None:
     missing = [name for name in ("hidden_size", "num_heads") if not getattr(spec, name)]
     require(
         not missing,
         f"{spec.name}: its config does not tell {', '.join(missing)}; expected them to count "
         f"FLOPs; add them. `kvlab kv` sizes the cache without them",
     )
-    odd = sorted({layer.kind for layer in spec.layers} - {"full"})
+    odd = sorted({layer.kind for layer in spec.layers} - {"full", "sliding"})
     require(
         not odd,
-        f"{spec.name}: has layers of kind {', '.join(odd)}; expected full attention on every "
-        f"layer, for which the run's cost is worked out. `kvlab kv` sizes this model's cache",
+        f"{spec.name}: has layers of kind {', '.join(odd)}; expected attention to all tokens, or "
+        f"to a window of them, for which the run's cost is worked out. `kvlab kv` sizes this "
+        f"model's cache",
     )
+    shape = LayerSpec("full", spec.num_kv_heads, spec.head_dim, spec.head_dim)
     require(
-        set(spec.layers) <= {LayerSpec("full", spec.num_kv_heads, spec.head_dim, spec.head_dim)},
+        {replace(layer, kind="full", window=None) for layer in spec.layers} <= {shape},
         f"{spec.name}: not every layer is {spec.num_kv_heads} KV heads with K and V of "
         f"{spec.head_dim} and nothing beside them; expected that, for which the run's cost is "
         f"worked out. `kvlab kv` sizes this model's cache",
@@ -65,14 +69,14 @@ def cost_report(
     """The cost of n decode forwards after a prompt of p, without a cache and with one.
 
     bandwidth is bytes a second. Raises SheetError for a number that cannot be, and for a model
-    with layers of another kind than full attention.
+    whose layers do not all attend with the same heads, to all tokens or to a window.
     """
     for name, value, least in (("--prompt", prompt, 0), ("--decode", decode, 1)):
         right = is_whole(value, least, 10**12)
         require(right, f"{name}: given {value!r}; expected a whole number, {least} or more")
     right = isinstance(bandwidth, int | float) and 1 <= bandwidth < float("inf")
     require(right, f"--bandwidth: given {bandwidth!r}; expected bytes per second, 1 or more")
-    _require_full_attention(spec)
+    _require_attention(spec)
     num_parameters, accounting = accounting_parameters(spec, params)
 
     uncached = {
@@ -105,6 +109,9 @@ def cost_report(
         "attention_share": cached["attention_flops"] / cached["total_flops"],
         "rows_discarded_last_step": costs.logit_rows_discarded(last),
         "kv_bytes_per_token": costs.kv_bytes_per_token(spec, bytes_per_element),
+        "num_layers": spec.num_layers,
+        "windows": {str(w): sum(layer.window == w for layer in spec.layers)
+                    for w in sorted({layer.window for layer in spec.layers if layer.window})},
         "kv_bytes_final": costs.kv_bytes(spec, last, bytes_per_element),
         "weight_bytes_per_step": costs.weight_bytes(num_parameters, bytes_per_element),
         "weight_bytes_read": decode * costs.weight_bytes(num_parameters, bytes_per_element),
