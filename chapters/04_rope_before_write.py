@@ -535,6 +535,10 @@ except ConfigError as error:
 # A short prompt cannot tell whether the rule was applied: the slow pairs have hardly moved either
 # way. Test the table, not the text. Other rules follow the same idea (linear, dynamic NTK, YaRN, which also
 # multiplies cosines and sines by a factor above one, and LongRoPE, with one divisor for each pair).
+# Q and K both carry that factor, so a score carries its square: an engine may leave the tables alone and
+# put the square into the softmax scale, but must not do both. And a key that is rotated a second time on
+# its way into the cache carries the square alone. Only then does its length show the mistake; with a factor
+# of one every length stays right. It is one of the bugs below.
 #
 # Some models turn only a part of each head, and some have two tables:
 

@@ -591,6 +591,32 @@ table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 # The token rule keeps it and computes one. But that one token is written into a block that is
 # shared, so it pays with a block copy when somebody else still holds it. After the forward the copy
 # turns out to equal the original, is given back, and the two tables meet again.
+#
+# A hit comes in whole blocks, so the block size also decides what is found at all. For most models a
+# block is small beside a prompt. Not for a hybrid one: its engine makes one block as large as the state
+# of a recurrent layer, hundreds of tokens, so that both kinds fit one pool. There prompts of a few hundred
+# tokens find nothing, and the hit rate of a chat is far below what its shared text suggests.
+
+# %%
+from kvlab.blocks import BlockPool
+from kvlab.request import Request
+
+
+def found_when_sent_twice(length, block_size):
+    """Tokens that the second of two equal prompts of this length finds."""
+    manager = BlockManager(BlockPool(2 * length // block_size + 4, block_size))
+    first = Request("first", list(range(length)))
+    manager.start(first, length)
+    manager.mark_computed(first, length)
+    return manager.match_prefix(Request("second", list(range(length)))).num_tokens
+
+
+rows = [
+    {"tokens in the prompt": f"{length:,}"}
+    | {f"blocks of {size}": f"{found_when_sent_twice(length, size):,}" for size in (16, 256, 864)}
+    for length in (200, 863, 864, 865, 1728, 1729, 2000)
+]
+table(rows, "Tokens found when a prompt is sent a second time")
 
 # %% [markdown]
 # ## Who has to go: eviction

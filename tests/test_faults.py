@@ -21,7 +21,9 @@ from kvlab.faults.registry import (
     suspended,
     watched,
 )
+from kvlab.faults.scenes import tiny_model
 from kvlab.generate import cached_generate
+from kvlab.rope import apply_rope
 from kvlab.sheet.cli import main
 
 ALL = faults.all_faults()
@@ -212,3 +214,16 @@ def test_field_guide_has_an_entry_for_every_fault():
         assert f"### `{entry.name}`" in page and entry.cure in page
     assert "https://github.com/GeeeekExplorer/nano-vllm/issues/67" in page
     assert page.count("\n### ") == len(ALL)
+
+
+def test_pos_20_a_key_rotated_twice():
+    """The pair (1, 0), speed 1, position 1, attention factor 1.3465736."""
+    factor, pair = 1.3465736, torch.tensor([[[1.0, 0.0]]])
+    cos, sin = (factor * turn(torch.ones(1, 1)) for turn in (torch.cos, torch.sin))
+    once = apply_rope(pair, cos, sin)
+    twice = apply_rope(once, cos, sin)
+    torch.testing.assert_close(once[0, 0], torch.tensor([0.727557, 1.133103]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(twice[0, 0], torch.tensor([-0.754583, 1.648793]), atol=1e-6, rtol=0)
+    name, seen = "keys_rotated_twice", pytest.raises(faults.FaultDetected, match=r"R.position. W x")
+    with faults.fault(name), faults.watch(name), seen:
+        cached_generate(tiny_model(), [1, 2, 3, 4], 3)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from block_model import check, make, run, snapshot
 
-from kvlab.blocks import PrefixKey
+from kvlab.blocks import BlockPool, PrefixKey
 from kvlab.errors import BlockError, OutOfBlocks
 from kvlab.notebook.policies import HeadFirst
 from kvlab.request import Request
+from kvlab.scheduler import Scheduler, SchedulerConfig
 from kvlab.tables import (
     ROOT_HASH,
+    BlockManager,
     hash_block,
     longest_full_hit,
     longest_hybrid_hit,
@@ -255,6 +257,49 @@ def test_pfx_11_in_a_manager_with_a_window():
     full, _ = make(12, 1)
     full.pool = manager.pool
     assert cached_tokens(full, [1, 2, 3, 4, 5, 6]) == 2
+
+
+@pytest.mark.parametrize(
+    ("length", "found"),
+    [(863, 0), (864, 0), (865, 864), (1728, 864), (1729, 1728), (2000, 1728)],
+)
+def test_pfx_12_hits_come_in_the_big_pages_of_a_hybrid_model(length, found):
+    """At least one token is computed: a prompt of 1,728 finds 864, not 1,728."""
+    manager = BlockManager(BlockPool(6, 864))
+    first = Request("first", list(range(length)))
+    manager.start(first, length)
+    manager.mark_computed(first, length)
+    assert cached_tokens(manager, list(range(length))) == found
+
+
+def test_page_12_blocks_reserved_ahead_are_not_shared_hashed_or_kept():
+    """Block 16, prompt 16, one token reserved: two blocks are held, one holds K and V."""
+    manager = BlockManager(BlockPool(5, 16))
+    parent = Request("parent", list(range(16)))
+    manager.start(parent, 16)
+    manager.mark_computed(parent, 16)
+    manager.grow(parent, 1)
+    first, reserved = parent.block_table
+    assert manager.fork(parent, "fork").block_table == [first]
+    assert manager.pool.blocks[reserved].ref_count == 1
+    assert manager.pool.blocks[reserved].prefix is None
+    manager.release(parent)
+    assert cached_tokens(manager, list(range(40))) == 16
+
+
+def test_pfx_13_the_share_is_what_the_hit_leaves_in_the_same_look():
+    """A prompt of 12 tokens, 8 of them cached while it waits, budget 16: 4 tokens are charged."""
+    scheduler = Scheduler(BlockManager(BlockPool(12, 4)), SchedulerConfig(max_num_batched_tokens=16))
+    scheduler.add(Request("a", [*range(8), 9]))
+    scheduler.add(Request("b", [*range(8), 1, 2, 3, 4], max_new_tokens=1))
+    first = scheduler.schedule()  # 9 tokens of a, and 7 of b: nothing is cached yet
+    assert [entry.num_tokens for entry in first.scheduled] == [9, 7]
+    scheduler.update(first, {"a": [5]})
+    scheduler.add(Request("c", [*range(8), 1, 2, 3, 4], max_new_tokens=1))
+    second = scheduler.schedule()
+    shares = {entry.request_id: entry for entry in second.scheduled}
+    assert shares["c"].num_cached == 8 and shares["c"].num_tokens == 4
+    assert second.num_scheduled_tokens <= 16
 
 
 def test_pfx_12_the_cache_keeps_its_own_copy_of_tokens_and_ids():

@@ -242,6 +242,18 @@ def write_before_rotate(original, model, token_ids, positions, attend, *rest, **
     return original(model, token_ids, positions, attend, *rest, **options)
 
 
+@tiny_bug(FORWARD, detectors.watch_rotation)
+def keys_rotated_twice(original, model, token_ids, positions, attend, *rest, **options):
+    """K comes rotated, and whatever writes the cache rotates it once more."""
+    cos, sin = model.rope.rows(positions)
+
+    def turned_again(layer, query, key, value):
+        return query, apply_rope(key, cos, sin), value
+
+    attend = ChangedAttend(attend, turned_again)
+    return original(model, token_ids, positions, attend, *rest, **options)
+
+
 @tiny_bug((ContiguousKVCache, "__init__"), detectors.watch_size, scenes.excess_bytes)
 def heads_expanded_before_write(original, cache, spec, *arguments, **options):
     """The cache is made for h heads, and K and V are repeated before they are written."""

@@ -226,6 +226,16 @@ def slots_overwritten() -> float:
     return float(changed.sum() - 1)
 
 
+def empty_blocks_shared() -> float:
+    """Block 16, 16 tokens computed, room for one more reserved: blocks of a fork without tokens."""
+    manager = BlockManager(BlockPool(4, 16))
+    parent = Request("parent", list(range(16)))
+    manager.start(parent, 16)
+    manager.mark_computed(parent, 16)
+    manager.grow(parent, 1)
+    return float(len(manager.fork(parent, "fork").block_table) - 1)
+
+
 def foreign_hit_tokens() -> float:
     """Tokens that salt "X" finds of what adapter "X" computed; must be 0."""
     manager = BlockManager(BlockPool(8, 4))

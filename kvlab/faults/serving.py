@@ -25,6 +25,7 @@ from kvlab.faults import detectors, scenes
 from kvlab.faults.registry import Place, bug
 from kvlab.kernels import reference as kernel_steps
 from kvlab.paged import PagedKVCache
+from kvlab.request import Status
 from kvlab.scheduler import Schedule, Scheduler, SchedulerStats
 from kvlab.tables import BlockManager, PrefixStats
 
@@ -76,6 +77,19 @@ def copy_on_write_skipped(original, manager, request, num_new_tokens):
         manager.pool.free([fresh])
         request.block_table[request.block_table.index(fresh)] = shared
     return []
+
+
+@figure_bug(
+    (BlockManager, "fork"),
+    scenes.empty_blocks_shared,
+    "{:.0f} block(s) shared in which no token has K and V",
+)
+def reserved_blocks_shared(original, manager, request, request_id):
+    child = original(manager, request, request_id)
+    ahead = request.block_table[len(child.block_table) :]
+    manager.pool.ref(ahead)
+    child.block_table += ahead
+    return child
 
 
 @paged_bug((PagedKVCache, "copy_block"), scenes.forks, detectors.watch_copies)
@@ -220,6 +234,19 @@ def preempted_goes_to_the_end(original, scheduler, victim, plan):
 @step_bug((Scheduler, "_clamp"), scenes.budget_ratio)
 def budget_not_spent(original, scheduler, num_new, budget):
     return original(scheduler, num_new, scheduler.config.max_num_batched_tokens)
+
+
+@step_bug((Scheduler, "_admit"), scenes.wrong_share_undrafted)
+def share_fixed_before_the_hit(original, scheduler, request, schedule):
+    """The share is cut from the whole text; what the cache holds is looked up when it starts."""
+    share, reason = scheduler._clamp(request.num_tokens, schedule.budget_left)
+    hit = scheduler.manager.match_prefix(request)
+    if not hit.num_tokens or scheduler.manager.num_tokens_that_fit(request, hit) < share:
+        return original(scheduler, request, schedule)
+    schedule.block_copies += scheduler.manager.start(request, share, hit)
+    request.status = Status.RUNNING
+    schedule.serve(request, share, reason, num_cached=hit.num_tokens)
+    return None
 
 
 @step_bug((sampling_module, "accept"), scenes.wrong_share)
