@@ -584,7 +584,6 @@ from kvlab.notebook.policies import TokenRule
 rows = [send_twice("block", BlockManager), send_twice("token", TokenRule)]
 table(rows, f"A prompt of {len(exact)} tokens, sent twice")
 
-
 # %% [markdown]
 # The block rule gives up the last block, which is simple, and computes a block's worth of tokens.
 # It is kvlab's own; the other one is a subclass with one method, `reusable_tokens`.
@@ -617,6 +616,7 @@ rows = [
     for length in (200, 863, 864, 865, 1728, 1729, 2000)
 ]
 table(rows, "Tokens found when a prompt is sent a second time")
+
 
 # %% [markdown]
 # ## Who has to go: eviction

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     BEHIND_HEAD = "behind_head"
     PREEMPTED = "preempted"
     AFTER_PREEMPTION = "after_preemption"
+    PROMPTS_FIRST = "prompts_first"
 
 
 def num_new_tokens(num_tokens_with_drafts: int, num_placeholders: int, num_computed: int) -> int:
@@ -284,8 +285,8 @@ class SchedulerStats:
 class Scheduler:
     """Queues over one BlockManager. schedule() decides a step, update() takes its results.
 
-    A policy of another kind is a subclass that answers place_in_line(), objection() or may_pass()
-    in its own way.
+    A policy of another kind is a subclass that answers place_in_line(), objection(), may_pass() or
+    pause() in its own way.
     """
 
     def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
@@ -307,6 +308,10 @@ class Scheduler:
     def may_pass(self, head: Request) -> bool:
         """May those behind the first waiting request start before it?"""
         return False
+
+    def pause(self, request: Request) -> Reason | None:
+        """A reason not to serve a running request in this step, though it could run."""
+        return None
 
     # -- in and out ---------------------------------------------------------------------
 
@@ -467,6 +472,8 @@ class Scheduler:
         while index < len(running):  # the list shrinks from its end while we walk
             request = running[index]
             share, reason = self._wanted(request, schedule.budget_left)
+            if share and (paused := self.pause(request)):
+                share, reason = 0, paused
             if share:
                 share, reason = self._make_room(request, share, reason, running, schedule)
             if request.status != Status.RUNNING:

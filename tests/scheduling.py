@@ -19,12 +19,14 @@ def make_scheduler(
     full_hit: str = "block",
     admission: str = "first_chunk",
     head_of_line: str = "strict",
+    prompts: str = "mixed",
     max_head_skips: int = 64,
     **config,
 ) -> Scheduler:
     """num_blocks are usable ones: the null block is added."""
     manager = FULL_HIT[full_hit](BlockPool(num_blocks + 1, block_size), prefix_caching=prefix_caching)
-    made = scheduler_for(admission, head_of_line)(manager, SchedulerConfig(**config))
+    kind = scheduler_for(admission=admission, head_of_line=head_of_line, prompts=prompts)
+    made = kind(manager, SchedulerConfig(**config))
     made.max_head_skips = max_head_skips
     return made
 

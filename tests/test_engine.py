@@ -35,13 +35,13 @@ def alone(prompt, outputs, model=MODEL):
 
 
 def engine(model=MODEL, full_hit="block", admission="first_chunk", head_of_line="strict",
-           **options) -> Engine:
+           prompts="mixed", **options) -> Engine:
     """A small engine; policies by name."""
     return Engine(
         model,
         **{"num_blocks": 65, "block_size": 4, "max_model_len": None, **options},
         tables=FULL_HIT[full_hit],
-        scheduler=scheduler_for(admission, head_of_line),
+        scheduler=scheduler_for(admission=admission, head_of_line=head_of_line, prompts=prompts),
     )
 
 
@@ -86,6 +86,7 @@ def mixes(draw):
         "full_hit": draw(st.sampled_from(["block", "token"])),
         "admission": draw(st.sampled_from(["first_chunk", "full_length"])),
         "head_of_line": draw(st.sampled_from(["strict", "skip"])),
+        "prompts": draw(st.sampled_from(["mixed", "first"])),
         "proposer": draw(st.sampled_from([None, NgramProposer(3), NgramProposer(2, 2, 2)])),
     }
     return requests, options

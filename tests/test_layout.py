@@ -40,7 +40,7 @@ READ_BEFORE = {"rope.py", "attention.py", "fast.py", "errors.py"}
 #: Files of kernels/ that run in a step besides, where the Triton kernel reads the cache.
 MAX_STEP_KERNEL_FILES = 4
 #: The whole package: lines of Python, `raise` statements, classes that derive from Exception.
-MAX_PACKAGE_LINES = 17_050
+MAX_PACKAGE_LINES = 17_100
 MAX_RAISES = 150
 MAX_ERROR_CLASSES = 25
 

@@ -11,6 +11,7 @@ from scheduling import alone, assert_empty, drain, make_scheduler, request, shar
 
 from kvlab.errors import RequestError
 from kvlab.integrity import check_tables
+from kvlab.notebook.policies import scheduler_for
 from kvlab.request import Request, Status
 from kvlab.scheduler import Reason, Schedule, SchedulerConfig, clamp_new_tokens, num_new_tokens
 
@@ -675,3 +676,36 @@ def test_a_request_that_has_ended_does_not_come_back():
     scheduler.add(again := request("a", 5, 3))
     drain(scheduler)
     assert again.num_output_tokens == 3 and again.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "steps"),
+    [
+        ("mixed", [{"a": 1, "b": 7}, {"a": 1, "b": 7}, {"a": 1, "b": 6}, {"a": 1, "b": 1}]),
+        ("first", [{"b": 8}, {"b": 8}, {"b": 4}, {"a": 1, "b": 1}]),
+    ],
+)
+def test_prompts_share_the_step_or_freeze_the_streams(prompts, steps):
+    scheduler = make_scheduler(prompts=prompts, max_num_batched_tokens=8)
+    scheduler.add(request("a", 4, 9))
+    assert shares(step(scheduler)) == {"a": 4}
+    scheduler.add(request("b", 20, 3))
+    assert [shares(step(scheduler)) for _ in steps] == steps
+
+
+def test_a_stream_is_told_why_it_stands_still_and_moves_where_no_prompt_fits():
+    scheduler = make_scheduler(4, admission="full_length", prompts="first", max_num_batched_tokens=8)
+    scheduler.add(request("a", 8, 5))
+    step(scheduler)
+    scheduler.add(request("b", 4, 2))
+    assert step(scheduler).reasons["a"] == Reason.PROMPTS_FIRST
+    scheduler.add(request("c", 16, 1))  # as long as the pool: it must wait, and nobody for it
+    assert all("a" in shares(step(scheduler)) for _ in range(3))
+    assert {"c"} in [set(shares(step(scheduler))) for _ in range(6)]
+
+
+def test_an_unknown_policy_is_refused_by_name():
+    with pytest.raises(RequestError, match="expected mixed, first"):
+        scheduler_for(prompts="last")
+    with pytest.raises(RequestError, match="expected a policy out of admission"):
+        scheduler_for(order="first")

@@ -23,6 +23,7 @@ policies = st.fixed_dictionaries(
         "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 3, 8]),
         "admission": st.sampled_from(["first_chunk", "full_length"]),
         "head_of_line": st.sampled_from(["strict", "skip"]),
+        "prompts": st.sampled_from(["mixed", "first"]),
         "max_head_skips": st.integers(1, 5),
         "prefix_caching": st.booleans(),
         "full_hit": st.sampled_from(["block", "token"]),
@@ -86,7 +87,7 @@ def test_any_workload_under_any_policy(workload, policy, block_size):
                     scheduler.set_drafts(running.request_id, proposer.propose(running.token_ids))
         schedule = step(scheduler)
         stalled = {schedule.reasons.get(r.request_id) for r in scheduler.running}
-        assert stalled <= {None, Reason.TOKEN_BUDGET}
+        assert stalled <= {None, Reason.TOKEN_BUDGET, Reason.PROMPTS_FIRST}
         now += 1
         assert now < 3000, "no end: somebody starves"
     assert_empty(scheduler)

@@ -18,7 +18,7 @@ from kvlab.batch import Batch, build_batch
 from kvlab.blocks import BlockPool
 from kvlab.errors import KvlabError
 from kvlab.notebook import NotebookError, require
-from kvlab.notebook.policies import scheduler_for
+from kvlab.notebook.policies import SCHEDULING, scheduler_for
 from kvlab.request import Request
 from kvlab.scheduler import Reason, Schedule, ScheduledRequest, Scheduler, SchedulerConfig
 from kvlab.specs import DATA_DIR
@@ -141,7 +141,7 @@ def simulate(
 ) -> dict:
     """Run a workload to its end and return its trace.
 
-    settings     fields of SchedulerConfig; and admission and head_of_line, see policies
+    settings     fields of SchedulerConfig; and the policies of SCHEDULING
     num_blocks   usable blocks; the null block comes on top
 
     Returns {"steps": [step_record], "requests": [request_record], "refused": {id: message},
@@ -190,14 +190,15 @@ def simulate(
     }
 
 
-POLICIES = {"admission": "first_chunk", "head_of_line": "strict"}
+POLICIES = {what: next(iter(answers)) for what, answers in SCHEDULING.items()}
 
 
 def _policy(settings: Mapping[str, Any]) -> tuple[type[Scheduler], SchedulerConfig]:
     """The scheduler class and its limits. Raises NotebookError for an unknown field."""
     limits = {**POLICIES, **settings}
     try:
-        return scheduler_for(*map(limits.pop, POLICIES)), SchedulerConfig(**limits)
+        kind = scheduler_for(**{what: limits.pop(what) for what in POLICIES})
+        return kind, SchedulerConfig(**limits)
     except TypeError as error:
         raise NotebookError(f"an unknown or missing field: {error}") from None
 
